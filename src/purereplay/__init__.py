@@ -1,0 +1,30 @@
+"""Self-Purified Replay: continual learning from image streams whose labels cannot be trusted.
+
+The public names are loaded when first used, so that `purereplay --version` does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from purereplay.data.batch import Batch
+    from purereplay.purify.beta_mixture import BetaMixture
+    from purereplay.purify.self_centered import clean_probability
+
+_WHERE = {
+    "Batch": "purereplay.data.batch",
+    "BetaMixture": "purereplay.purify.beta_mixture",
+    "clean_probability": "purereplay.purify.self_centered",
+}
+
+__all__ = ["Batch", "BetaMixture", "__version__", "clean_probability"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'purereplay' has no attribute {name!r}")

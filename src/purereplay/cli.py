@@ -1,0 +1,251 @@
+"""The command line. Errors a user can mend are one sentence and exit code 2; `--debug` shows where they came from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from purereplay import __version__
+from purereplay.errors import UserError
+
+if TYPE_CHECKING:
+    from purereplay.evaluate.settings import RunSettings
+
+# what takes long to import is imported by the commands that need it, so that --help answers at once
+
+app = typer.Typer(
+    name="purereplay",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Self-Purified Replay: learn continually from a stream whose labels you cannot trust.",
+    epilog="Start with [bold]purereplay demo[/bold]. Every command has --help with examples.",
+)
+
+Dataset = Annotated[str, typer.Option(help="Which data; `purereplay datasets` lists them.")]
+Noise = Annotated[str, typer.Option(help="Kind of label noise: symmetric, asymmetric, superclass or none.")]
+NoiseRate = Annotated[float, typer.Option(help="Share of wrong labels in each touched class, 0 to 1.")]
+Episode = Annotated[str, typer.Option(help="Which classes form the tasks: A (the paper's), B or C.")]
+LearnerName = Annotated[str, typer.Option("--learner", help="Who learns: spr.")]
+Preset = Annotated[
+    str, typer.Option(help="default, paper, reference, quick or demo; `purereplay settings` shows them.")
+]
+Seed = Annotated[int, typer.Option(help="Fixes noise, stream, networks and every draw.")]
+Budget = Annotated[float, typer.Option(help="Factor on the preset's self-supervised epochs.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the preset; repeatable.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; works anywhere.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"purereplay {__version__}")
+        raise typer.Exit()
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Option(help="Folder for settings, metrics, checkpoints and result.")],
+    dataset: Dataset = "digits",
+    noise: Noise = "symmetric",
+    noise_rate: NoiseRate = 0.4,
+    episode: Episode = "A",
+    learner: LearnerName = "spr",
+    preset: Preset = "default",
+    seed: Seed = 1,
+    budget: Budget = 1.0,
+    device: Device = "auto",
+    set_: SetOption = None,
+) -> None:
+    """Learn one noisy stream from beginning to end, and measure.
+
+    Examples:
+
+        purereplay run --dataset digits --preset demo --out runs/a
+
+        purereplay run --dataset mnist --noise symmetric --noise-rate 0.4 --preset quick --seed 1 --out runs/b
+
+        purereplay run --dataset mnist --budget 0.1 --set graphs=20 --out runs/c
+    """
+    from purereplay.report import console
+
+    settings = _resolve(dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, set_)
+    console.run(settings, out, resume=False)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+    device: Annotated[
+        str | None, typer.Option(help="Go on on another device; results then differ in rounding.")
+    ] = None,
+) -> None:
+    """Go on with a run after any kill; it ends as if it had never stopped.
+
+    Example:
+
+        purereplay resume runs/a
+    """
+    from dataclasses import replace
+
+    from purereplay.evaluate.results import RunDirectory
+    from purereplay.evaluate.settings import pick_device
+    from purereplay.report import console
+
+    directory, settings = RunDirectory.open(run)
+    if (result := directory.result()) is not None:
+        console.finished(run, result)
+        return
+    settings = replace(settings, device=pick_device(device or settings.device))
+    console.run(settings, run, resume=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the run; replaced when it holds an earlier demo.")] = Path(
+        "runs/demo"
+    ),
+    seed: Seed = 1,
+) -> None:
+    """Self-Purified Replay on 1,797 handwritten digits, 40 % of the labels wrong: about a minute, no download.
+
+    Example:
+
+        purereplay demo
+    """
+    import shutil
+
+    from purereplay.evaluate.results import RunDirectory
+    from purereplay.report import console
+
+    if (out / "settings.json").exists():
+        _, earlier = RunDirectory.open(out)
+        if earlier.preset != "demo":
+            raise UserError(f"{out} holds a run that is not a demo: choose another --out.")
+        shutil.rmtree(out)
+    settings = _resolve("digits", "symmetric", 0.4, "A", "spr", "demo", seed, 1.0, "cpu", None)
+    console.run(settings, out, resume=False)
+
+
+@app.command()
+def plot(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file; default: run.png in the folder.")] = None,
+) -> None:
+    """Draw a run: accuracy after each task, and how clean the purified buffer is.
+
+    Example:
+
+        purereplay plot runs/a --out a.png
+    """
+    from purereplay.report.pictures import draw_run
+
+    path = out or run / "run.png"
+    draw_run(run, path)
+    typer.echo(f"drawn in {path}")
+
+
+@app.command()
+def estimate(
+    dataset: Dataset = "digits",
+    noise: Noise = "symmetric",
+    noise_rate: NoiseRate = 0.4,
+    episode: Episode = "A",
+    learner: LearnerName = "spr",
+    preset: Preset = "default",
+    seed: Seed = 1,
+    budget: Budget = 1.0,
+    device: Device = "auto",
+    set_: SetOption = None,
+) -> None:
+    """Say how many steps, how much memory and about how long a run would take here. Takes the options of `run`.
+
+    Example:
+
+        purereplay estimate --dataset mnist --preset default --budget 0.1
+    """
+    from purereplay.report import console
+
+    settings = _resolve(dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, set_)
+    console.estimate(settings)
+
+
+@app.command()
+def datasets() -> None:
+    """List the datasets: size, licence, where each was found or how to get it."""
+    from purereplay.report import console
+
+    console.datasets()
+
+
+@app.command()
+def settings(preset: Annotated[str | None, typer.Option(help="Show one preset only.")] = None) -> None:
+    """List every setting of Self-Purified Replay with its value in each preset.
+
+    Example:
+
+        purereplay settings --preset paper
+    """
+    from purereplay.report import console
+
+    console.settings(preset)
+
+
+def _resolve(
+    dataset: str,
+    noise: str,
+    noise_rate: float,
+    episode: str,
+    learner: str,
+    preset: str,
+    seed: int,
+    budget: float,
+    device: str,
+    set_: list[str] | None,
+) -> RunSettings:
+    from purereplay.evaluate.settings import resolve
+
+    overrides = {}
+    for text in set_ or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
+        overrides[name.strip().replace("-", "_")] = value.strip()
+    return resolve(
+        dataset=dataset,
+        noise=noise,
+        noise_rate=noise_rate,
+        episode=episode,
+        learner=learner,
+        preset_name=preset,
+        budget=budget,
+        seed=seed,
+        device=device,
+        overrides=overrides,
+    )
+
+
+def main() -> None:
+    """The entry point: UserError is one sentence and exit code 2."""
+    debug = "--debug" in sys.argv
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    try:
+        app(arguments)
+    except UserError as error:
+        if debug:
+            raise
+        typer.echo(f"purereplay: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The only thing that travels from a stream to a learner."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from purereplay.errors import UserError
+
+
+class Batch(NamedTuple):
+    """Samples as a learner sees them: no true label, no task."""
+
+    images: Tensor  # uint8 (n, channels, height, width)
+    labels: Tensor  # int64 (n,): the given labels, some of them wrong
+    # int64 (n,): the samples' names, unique within a stream; only a judge can match them with a truth
+    index: Tensor  # type: ignore[assignment]  # hides tuple's own method of that name
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return int(self.labels.shape[0])
+
+
+def check_batch(batch: Batch, image_shape: tuple[int, int, int], n_classes: int) -> None:
+    """Raise a UserError that names the culprit unless the batch is one that a learner of this shape can take."""
+    images, labels, index = batch
+    if images.dtype != torch.uint8 or images.ndim != 4 or tuple(images.shape[1:]) != image_shape:
+        raise UserError(
+            f"Images must be uint8 with shape (n, {', '.join(map(str, image_shape))}), "
+            f"not {str(images.dtype).removeprefix('torch.')} with shape {tuple(images.shape)}."
+        )
+    if labels.dtype != torch.int64 or index.dtype != torch.int64:
+        raise UserError("Labels and index must be int64.")
+    if labels.ndim != 1 or index.shape != labels.shape or images.shape[0] != labels.shape[0]:
+        raise UserError(
+            f"A batch needs one label and one index entry for each of its {images.shape[0]} images, "
+            f"not {tuple(labels.shape)} and {tuple(index.shape)}."
+        )
+    wrong = ((labels < 0) | (labels >= n_classes)).nonzero()
+    if wrong.numel():
+        at = int(wrong[0, 0])
+        raise UserError(
+            f"Sample {int(index[at])} has label {int(labels[at])}, but the labels known here are 0 to {n_classes - 1}."
+        )

@@ -1,0 +1,137 @@
+"""Datasets by name: the first stop on a sample's way (paper, section 5.1).
+
+In: a name. Out: a `Dataset`, uint8 images with true labels where they are known and given labels where the data come
+noisy. `given_labels` turns one into the labels a stream carries; from there on the truth stays with the judge.
+CIFAR-10N's five label sets are five names: `cifar10n` (the worst), `cifar10n-aggregate`, `cifar10n-random1` … 3.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.data import loaders, official, sources, webvision
+from purereplay.data.catalogue import INFOS, DatasetInfo, info_for
+from purereplay.data.download import Progress
+from purereplay.data.loaders import Parts
+from purereplay.data.noise import corrupt
+from purereplay.data.seeds import derive_seed
+from purereplay.data.sources import Source
+from purereplay.errors import UserError
+
+__all__ = ["INFOS", "Dataset", "DatasetInfo", "found_at", "given_labels", "info_for", "load", "names"]
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Images and labels, as loaded; the sizes are the files', which may be smaller than the official ones."""
+
+    info: DatasetInfo
+    images: Images  # (N, C, H, W); WebVision's are a read-only memory map
+    true_labels: Labels | None  # (N,); None: nobody knows them
+    given_labels: Labels | None  # (N,); None: clean data, to which noise can be added
+    test_images: Images
+    test_labels: Labels
+
+
+# the files that each dataset needs; digits need none
+_SOURCES: dict[str, tuple[Source, ...]] = {
+    "digits": (),
+    "mnist": (official.MNIST,),
+    "cifar10": (official.CIFAR10,),
+    "cifar100": (official.CIFAR100,),
+    "webvision14": (official.WEBVISION,),
+    "cifar10n": (official.CIFAR10, official.CIFAR10N),
+    "cifar100n": (official.CIFAR100, official.CIFAR100N),
+}
+_READERS = {"mnist": loaders.read_mnist, "cifar10": loaders.read_cifar10, "cifar100": loaders.read_cifar100}
+_LABEL_SETS = {  # in CIFAR-N's files
+    "cifar10n": "worse_label",
+    "cifar10n-aggregate": "aggre_label",
+    "cifar10n-random1": "random_label1",
+    "cifar10n-random2": "random_label2",
+    "cifar10n-random3": "random_label3",
+    "cifar100n": "noisy_label",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every dataset's name."""
+    return tuple(INFOS)
+
+
+def found_at(name: str) -> Path | None:
+    """The folder where the dataset's files already lie, or None: `info_for(name).how` then says how to get it.
+
+    Looks at names only and opens nothing. Of CIFAR-N it is the labels' folder, of a packed archive the archive.
+    """
+    wanted = _sources(name)
+    if not wanted:
+        package = find_spec("sklearn")  # found, not imported: that takes a second
+        return None if package is None or package.origin is None else Path(package.origin).parent / "datasets" / "data"
+    places = [sources.find(source) or sources.find_archive(source) for source in wanted]
+    return places[-1] if all(place is not None for place in places) else None
+
+
+def load(name: str, *, progress: Progress | None = None, download: bool = True) -> Dataset:
+    """Read the dataset, fetching its files first where they are not at hand and `download` allows it."""
+    info, wanted = info_for(name), _sources(name)
+    folders = [sources.obtain(source, progress=progress, allow_download=download) for source in wanted]
+    base = name.partition("-")[0].removesuffix("n") if name in _LABEL_SETS else name
+    parts = _parts(base, folders[0] if folders else None, progress)
+    given: Labels | None = None
+    if name in _LABEL_SETS:
+        given = loaders.read_human_labels(folders[1], base, _LABEL_SETS[name], true_labels=parts.labels)
+    elif info.noisy:
+        given = parts.labels
+    for labels in (parts.labels, parts.test_labels, given):
+        if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < info.n_classes:
+            raise UserError(
+                f"The files of {name} in {folders[-1]} are damaged: a label is outside 0–{info.n_classes - 1}."
+            )
+    return Dataset(
+        info=info,
+        images=parts.images,
+        true_labels=parts.labels if info.has_truth else None,
+        given_labels=given,
+        test_images=parts.test_images,
+        test_labels=parts.test_labels,
+    )
+
+
+def given_labels(dataset: Dataset, *, noise: str = "none", rate: float = 0.0, seed: int = 0) -> Labels:
+    """The labels a stream carries (N,): the dataset's own where it comes noisy, else the truth with noise added."""
+    info = dataset.info
+    if dataset.given_labels is not None or dataset.true_labels is None:
+        if noise != "none" or dataset.given_labels is None:
+            raise UserError(f"The labels of {info.name} come noisy: use it with the noise 'none', not {noise!r}.")
+        return dataset.given_labels.copy()
+    return corrupt(
+        noise,
+        dataset.true_labels,
+        rate,
+        np.random.default_rng(derive_seed(seed, "noise")),
+        n_classes=info.n_classes,
+        mapping=info.asymmetric,
+        superclass=info.superclass,
+    )
+
+
+def _sources(name: str) -> tuple[Source, ...]:
+    return _SOURCES[info_for(name).name.partition("-")[0]]
+
+
+def _parts(base: str, folder: Path | None, progress: Progress | None) -> Parts:
+    """Images and labels of the dataset whose files lie in `folder`."""
+    if folder is None:
+        return loaders.read_digits()
+    if base == "webvision14":
+        images, labels = webvision.load_part(folder, progress=progress, train=True)
+        test_images, test_labels = webvision.load_part(folder, progress=progress, train=False)
+        return Parts(images, labels, np.array(test_images), test_labels)
+    return _READERS[base](folder)

@@ -1,0 +1,137 @@
+"""One file over HTTP, into its place: resumed when interrupted, checked, and moved there only when whole.
+
+In: addresses (the official one first, then mirrors), destination, checksum. Out: the file, or a `UserError` of one
+sentence. Built on urllib alone; pooch, the usual choice, always starts an interrupted download over, and 160 MiB
+over a poor line is exactly where that hurts.
+"""
+
+import http.client
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from purereplay.data.files import disk_errors, file_checksum, move_into_place, verify
+from purereplay.errors import UserError
+
+# progress(name, bytes or items done, how many in all or None where unknown)
+Progress = Callable[[str, int, int | None], None]
+
+_CHUNK = 1 << 18  # bytes
+_TIMEOUT = 30.0  # seconds without an answer or a byte
+_ATTEMPTS = 4  # per address, as long as each brings new bytes
+
+
+class DownloadFailed(UserError):
+    """No address delivered the file; what was received is kept for the next attempt."""
+
+
+class _CutShort(ConnectionError):
+    """The server closed the connection before the file's end."""
+
+
+def download(
+    urls: Sequence[str],
+    destination: Path,
+    *,
+    checksum: str,
+    progress: Progress | None = None,
+    timeout: float = _TIMEOUT,
+) -> Path:
+    """Bring `destination` into being; `checksum` is "md5:…" or "sha256:…". What was received survives a failure."""
+    with disk_errors(destination):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+    part = destination.with_name(destination.name + ".part")
+    reasons = []
+    for url in urls:
+        reason = _try(url, part, checksum=checksum, progress=progress, timeout=timeout)
+        if reason is None:
+            verify(part, checksum, name=destination.name)
+            move_into_place(part, destination)
+            return destination
+        reasons.append(f"{url}: {reason}")
+    raise DownloadFailed(f"{destination.name} could not be downloaded ({'; '.join(reasons)}).")
+
+
+def _try(url: str, part: Path, *, checksum: str, progress: Progress | None, timeout: float) -> str | None:
+    """Fetch `url` into `part`, resuming while that brings new bytes; the reason where it fails for good."""
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        before = _size(part)
+        try:
+            _fetch(url, part, checksum=checksum, progress=progress, timeout=timeout)
+            return None
+        except urllib.error.HTTPError as error:
+            return f"the server answered {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        if _size(part) <= before:
+            break
+    return reason
+
+
+def _fetch(url: str, part: Path, *, checksum: str, progress: Progress | None, timeout: float) -> None:
+    """One request: append to `part` what is missing, or write it afresh where the server will not resume."""
+    done = _size(part)
+    try:
+        response = _open(url, done, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not done:
+            raise
+        # nothing beyond what we have: either the part is the whole file, or it belongs to another one
+        if file_checksum(part, checksum.partition(":")[0]) == checksum:
+            return
+        done, response = 0, _open(url, 0, timeout=timeout)
+    with response:
+        resumed = response.status == 206
+        if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+            part.unlink(missing_ok=True)
+            raise _CutShort("the server resumed at the wrong place")
+        done = done if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length and length.isdigit() else None
+        _check_space(part, None if total is None else total - done)
+        with disk_errors(part):
+            file = part.open("ab" if resumed else "wb")
+        with file:
+            _copy(response, file, part, done=done, total=total, progress=progress)
+
+
+def _open(url: str, start: int, *, timeout: float) -> http.client.HTTPResponse:
+    """Ask for `url` from byte `start` on."""
+    headers = {"User-Agent": "purereplay", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    response: http.client.HTTPResponse = urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers), timeout=timeout
+    )
+    return response
+
+
+def _copy(
+    response: IO[bytes], file: IO[bytes], part: Path, *, done: int, total: int | None, progress: Progress | None
+) -> None:
+    name = part.name.removesuffix(".part")
+    while chunk := response.read(_CHUNK):
+        with disk_errors(part):
+            file.write(chunk)
+        done += len(chunk)
+        if progress is not None:
+            progress(name, done, total)
+    with disk_errors(part):
+        file.flush()
+    if total is not None and done < total:
+        raise _CutShort(f"the connection was cut after {done} of {total} bytes")
+
+
+def _check_space(part: Path, needed: int | None) -> None:
+    """Better to say so now than after an hour."""
+    free = shutil.disk_usage(part.parent).free
+    if needed is not None and needed > free:
+        raise UserError(f"{part.parent} has {free:,} bytes free, but {part.name} needs {needed:,} more.")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,80 @@
+"""Files that are there whole or not at all: written beside their place, checked, then renamed into it.
+
+Used by everything that writes: downloads, members of archives, decoded images, run directories.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from purereplay.errors import UserError
+
+
+def verify(path: Path, checksum: str, *, name: str) -> None:
+    """Delete `path` and complain unless it has `checksum`."""
+    found = file_checksum(path, checksum.partition(":")[0])
+    if found != checksum:
+        path.unlink(missing_ok=True)
+        raise UserError(f"{name} is damaged and was deleted: expected {checksum}, found {found}.")
+
+
+def file_checksum(path: Path, kind: str) -> str:
+    """The checksum of a file as "kind:hex"."""
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+
+
+def move_into_place(part: Path, destination: Path) -> None:
+    """Rename a finished file: others see the whole of it or nothing, also after a power cut."""
+    with disk_errors(destination):
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(destination)
+        if sys.platform != "win32":  # there a folder cannot be opened; its journal keeps the rename
+            folder = os.open(destination.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside its place and move it in; a full disk leaves nothing behind."""
+    part = path.with_name(path.name + ".part")
+    with disk_errors(path):
+        try:
+            part.write_bytes(content)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+    move_into_place(part, path)
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Let one process at a time work on a file; the lock falls with the process. No lock where the disk has none."""
+    with disk_errors(lock):
+        file = lock.open("ab")
+    with file:
+        with suppress(OSError):
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

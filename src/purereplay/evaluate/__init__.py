@@ -1,0 +1,1 @@
+"""The judge, the experiment loop, the run directory and its checkpoints."""

@@ -1,0 +1,60 @@
+"""Checkpoints: a learner's tensors and a few facts in one safetensors file, written whole or not at all.
+
+The two newest are kept. Each carries a digest of its contents, so a damaged one is noticed and the one before it is
+used. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from purereplay.data.files import write_whole
+
+log = logging.getLogger(__name__)
+
+_KEPT = 2
+_PATTERN = "checkpoint-*.safetensors"
+
+
+def write_checkpoint(folder: Path, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+    """Write checkpoint `number` and remove those before the last two."""
+    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    metadata = {"facts": json.dumps(facts), "digest": _digest(whole)}
+    path = folder / f"checkpoint-{number:08d}.safetensors"
+    write_whole(path, save(whole, metadata))
+    for old in sorted(folder.glob(_PATTERN))[:-_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest good checkpoint's tensors and facts, or None where there is none."""
+    for path in sorted(folder.glob(_PATTERN), reverse=True):
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = file.metadata()
+            if _digest(tensors) == metadata["digest"]:
+                return tensors, json.loads(metadata["facts"])
+            log.warning("%s is damaged and is passed over", path)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            log.warning("%s cannot be read and is passed over: %s", path, error)
+    return None
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name]
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,232 @@
+"""One run from its settings to its result: the stream, the learner, the judge and the run directory in one loop.
+
+The loop is a series of small moves, each decided by the state alone, so a run that was killed and one that was not
+make the same moves. A checkpoint may be written after any of them.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import sklearn
+import torch
+from numpy.typing import NDArray
+
+import purereplay
+from purereplay.data import datasets
+from purereplay.data.datasets import Dataset
+from purereplay.data.download import Progress as DownloadProgress
+from purereplay.data.episodes import tasks_for
+from purereplay.data.streams import Stream
+from purereplay.errors import UserError
+from purereplay.evaluate.judge import Judge, Line, summary
+from purereplay.evaluate.plan import Plan, plan
+from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.settings import RunSettings
+from purereplay.learners.settings import build_spr
+from purereplay.learners.spr import SPR
+from purereplay.nets.engine import Engine, drive
+from purereplay.nets.engine import Progress as EngineProgress
+
+_CHECKPOINT_SHARE = 20  # a checkpoint may cost one part in so many of the run
+_CHECKPOINT_SECONDS = 1.0  # and is not written more often than this
+
+
+@dataclass
+class Experiment:
+    """A run under way."""
+
+    settings: RunSettings
+    run: RunDirectory
+    stream: Stream
+    judge: Judge
+    learner: SPR
+    engine: Engine
+    plan: Plan
+    position: int = 0  # samples of the stream taken so far
+    finished: bool = False  # whether the learner was told that the stream is over
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, of earlier processes of this run
+    steps: dict[str, int] = field(default_factory=dict)  # likewise
+    _saved_at: float = field(default_factory=time.perf_counter)
+    _save_cost: float = 0.0
+
+    def go(self, on_line: Callable[[Line], None] | None = None) -> Line:
+        """Run to the end and return the result; `on_line` hears every line of metrics.jsonl."""
+        began = time.perf_counter()
+        try:
+            while (line := self._move()) is not None:
+                if line:
+                    self.run.record(line)
+                    if on_line:
+                        on_line(line)
+                self._book(began)
+                began = time.perf_counter()
+                self._maybe_save()
+        except BaseException:
+            self._book(began)
+            self._save()  # the state is whole at every request for training, which is where interruptions come
+            raise
+        result = self._result()
+        self._save()
+        self.run.finish(result)
+        return result
+
+    def _move(self) -> Line | None:
+        """The next move, and the line it gives ({}: none); None at the end."""
+        learner, ends = self.learner, self.stream.task_ends
+        n_judged = sum(line["event"] == "task" for line in self.run.lines)
+        if learner.pending:
+            return self.judge.buffer_line(drive(learner.work(), self.engine))
+        is_last = n_judged == len(ends) - 1
+        if n_judged < len(ends) and self.position >= ends[n_judged] and (self.finished or not is_last):
+            return self.judge.task_line(n_judged, drive(learner.classify(), self.engine))
+        if self.position < len(self.stream):
+            wanted = self.settings.lookahead * learner.delayed.capacity - learner.delayed.n
+            stop = min(self.position + wanted, next(end for end in ends if end > self.position))
+            learner.take(self.stream.batch(self.position, stop))
+            self.position = stop
+            return {}
+        if not self.finished:
+            learner.finish()
+            self.finished = True
+            return {}
+        return None
+
+    def steps_done(self, phase: str) -> int:
+        return self.steps.get(phase, 0) + self.engine.steps[phase]
+
+    def _book(self, began: float) -> None:
+        """Move the engine's time into the run's; what is left of the clock is "other": filter, memory, disk."""
+        spent = dict(self.engine.seconds)
+        spent["other"] = max(0.0, time.perf_counter() - began - sum(spent.values()))
+        for phase, seconds in spent.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        for phase, n in self.engine.steps.items():
+            self.steps[phase] = self.steps.get(phase, 0) + n
+        self.engine.seconds.clear()
+        self.engine.steps.clear()
+
+    def _maybe_save(self) -> None:
+        if time.perf_counter() - self._saved_at > max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._save_cost):
+            self._save()
+
+    def _save(self) -> None:
+        began = time.perf_counter()
+        facts = {
+            "position": self.position,
+            "finished": self.finished,
+            "seconds": self.seconds,
+            "steps": self.steps,
+            "stream": self.stream.fingerprint(),
+        }
+        self.run.save(self.learner.state(), facts)
+        self._saved_at = time.perf_counter()
+        self._save_cost = self._saved_at - began
+
+    def _restore(self) -> None:
+        found = self.run.restore()
+        if found is None:
+            return
+        tensors, facts = found
+        if facts["stream"] != self.stream.fingerprint():
+            raise UserError(f"The stream is not the one that {self.run.path} began with: are the data files the same?")
+        self.learner.load(tensors)
+        self.position, self.finished = facts["position"], facts["finished"]
+        self.seconds, self.steps = facts["seconds"], facts["steps"]
+
+    def _result(self) -> Line:
+        s = self.settings
+        return {
+            "dataset": s.dataset,
+            "noise": s.noise,
+            "noise_rate": s.noise_rate,
+            "episode": s.episode,
+            "learner": s.learner,
+            "preset": s.preset,
+            "budget": s.budget,
+            "seed": s.seed,
+            **summary(self.run.lines, self.judge.stream_noise, s.noise_rate),
+            "steps": self.steps,
+            "seconds": {
+                **{p: round(v, 3) for p, v in self.seconds.items()},
+                "total": round(sum(self.seconds.values()), 3),
+            },
+            "device": device_name(self.engine.device),
+            "versions": versions(),
+        }
+
+
+def prepare(
+    settings: RunSettings,
+    path: Path,
+    *,
+    resume: bool = False,
+    watch: Callable[[EngineProgress], None] | None = None,
+    progress: DownloadProgress | None = None,
+) -> Experiment:
+    """Load the data, build the learner and open the run directory; nothing is trained yet."""
+    torch.backends.cudnn.deterministic = True
+    dataset, given, stream = load_stream(settings, progress=progress)
+    engine = Engine(torch.device(settings.device), watch=watch)
+    judge = Judge(
+        given_labels=given,
+        true_labels=dataset.true_labels,
+        stream_order=stream.order,
+        test_images=torch.from_numpy(np.ascontiguousarray(dataset.test_images)).to(engine.device),
+        test_labels=torch.from_numpy(dataset.test_labels),
+        tasks=stream.tasks,
+    )
+    learner = make_learner(settings, dataset, engine)
+    run = RunDirectory(path) if resume else RunDirectory.create(path, settings)
+    experiment = Experiment(settings, run, stream, judge, learner, engine, plan(settings.options, stream.task_ends))
+    if resume:
+        experiment._restore()
+    return experiment
+
+
+def load_stream(
+    settings: RunSettings, *, progress: DownloadProgress | None = None
+) -> tuple[Dataset, NDArray[np.int64], Stream]:
+    """The dataset, the given labels and the stream of a run: pure functions of its settings."""
+    dataset = datasets.load(settings.dataset, progress=progress)
+    given = datasets.given_labels(dataset, noise=settings.noise, rate=settings.noise_rate, seed=settings.seed)
+    tasks = tasks_for(settings.dataset, settings.noise, settings.episode)
+    return dataset, given, Stream(dataset.images, given, tasks=tasks, seed=settings.seed)
+
+
+def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> SPR:
+    """The learner of a run; of the dataset it is told the shape and the number of classes."""
+    info = dataset.info
+    return build_spr(
+        settings.options,
+        image_shape=info.shape,
+        n_classes=info.n_classes,
+        engine=engine,
+        seed=settings.seed,
+        mean=info.mean,
+        std=info.std,
+    )
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads, {platform.machine()}"
+
+
+def versions() -> dict[str, Any]:
+    return {
+        "purereplay": purereplay.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "scikit-learn": sklearn.__version__,
+    }

@@ -1,0 +1,129 @@
+"""The judge: the only place where truth meets index. Accuracy, purity, filtered noise, forgetting (protocol: measures).
+
+All shares are in [0, 1]; what depends on an unknown truth is None, never a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from purereplay.learners.base import Report
+from purereplay.nets.inference import Classifier
+
+Line = dict[str, Any]
+
+
+class Judge:
+    """Knows the true labels of a stream and the test set."""
+
+    def __init__(
+        self,
+        *,
+        given_labels: NDArray[np.int64],
+        true_labels: NDArray[np.int64] | None,
+        stream_order: NDArray[np.int64],
+        test_images: Tensor,
+        test_labels: Tensor,
+        tasks: tuple[tuple[int, ...], ...],
+    ) -> None:
+        self.tasks = tasks
+        self.test_images, self.test_labels = test_images, test_labels.cpu()
+        self._noisy_mask = None if true_labels is None else torch.from_numpy(given_labels != true_labels)
+        self.stream_noise = self.noise_share(torch.from_numpy(stream_order.copy()))
+
+    def noise_share(self, index: Tensor) -> float | None:
+        """Share of these samples whose given label is wrong; None where unknown or where there are none."""
+        if self._noisy_mask is None or index.numel() == 0:
+            return None
+        return float(self._noisy_mask[index].double().mean())
+
+    def purity(self, index: Tensor) -> float | None:
+        share = self.noise_share(index)
+        return None if share is None else 1 - share
+
+    def filtered_noise(self, index: Tensor) -> float | None:
+        """1 − noisy share of P / noisy share of the stream; negative: worse than random."""
+        share = self.noise_share(index)
+        return None if share is None or not self.stream_noise else 1 - share / self.stream_noise
+
+    def buffer_line(self, report: Report) -> Line:
+        """What metrics.jsonl says about one delayed buffer."""
+        passed = report.index[report.selected_mask]
+        return {
+            "event": "buffer",
+            "buffer": report.buffer,
+            "n": report.index.shape[0],
+            "noise": self.noise_share(report.index),
+            "n_passed": passed.shape[0],
+            "passed_noise": self.noise_share(passed),
+            "n_purified": report.purified_index.shape[0],
+            "purity": self.purity(report.purified_index),
+            "filtered_noise": self.filtered_noise(report.purified_index),
+            "expert_loss": report.expert_loss,
+            "base_loss": report.base_loss,
+        }
+
+    def task_line(self, task: int, classifier: Classifier) -> Line:
+        """What metrics.jsonl says at the end of a task: the classifier over the whole test set, unseen classes too."""
+        right = classifier.predict(self.test_images).cpu() == self.test_labels
+        return {
+            "event": "task",
+            "task": task,
+            "classes": list(self.tasks[task]),
+            "accuracy": float(right.double().mean()),
+            "task_accuracies": [self._share(right, classes) for classes in self.tasks],
+            "class_accuracies": [self._share(right, (c,)) for c in range(int(self.test_labels.max()) + 1)],
+        }
+
+    def _share(self, right: Tensor, classes: tuple[int, ...]) -> float | None:
+        mask = torch.isin(self.test_labels, torch.tensor(classes))
+        return float(right[mask].double().mean()) if bool(mask.any()) else None
+
+
+def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) -> Line:
+    """The measured part of result.json, from the lines of metrics.jsonl: always the last state, never a best one."""
+    buffers = [line for line in lines if line["event"] == "buffer"]
+    tasks = [line for line in lines if line["event"] == "task"]
+    last, final = (buffers[-1] if buffers else {}), tasks[-1]
+    purity = last.get("purity")
+    nominal = None if purity is None or not noise_rate else 1 - (1 - purity) / noise_rate
+    return {
+        "accuracy": final["accuracy"],
+        "accuracy_after_task": [line["accuracy"] for line in tasks],
+        "task_accuracies": final["task_accuracies"],
+        "class_accuracies": final["class_accuracies"],
+        "forgetting": forgetting([line["task_accuracies"] for line in tasks]),
+        "purity": purity,
+        "filtered_noise": last.get("filtered_noise"),
+        "filtered_noise_of_nominal": nominal,  # differs where only some classes get noise
+        "stream_noise": stream_noise,
+        "passed_noise": _mean_passed_noise(buffers),
+        "n_passed": sum(line["n_passed"] for line in buffers),
+        "n_purified": last.get("n_purified", 0),
+        "n_buffers": len(buffers),
+    }
+
+
+def forgetting(accuracies: list[list[float | None]]) -> float | None:
+    """Mean over all tasks but the last of (accuracy on it just after it was learned − accuracy on it at the end).
+
+    `accuracies[i][j]` is the accuracy on task j after task i.
+    """
+    falls = [
+        learned - kept
+        for j in range(len(accuracies) - 1)
+        if (learned := accuracies[j][j]) is not None and (kept := accuracies[-1][j]) is not None
+    ]
+    return float(np.mean(falls)) if falls else None
+
+
+def _mean_passed_noise(buffers: list[Line]) -> float | None:
+    """Noisy share of everything that passed the filter."""
+    known = [(line["n_passed"], line["passed_noise"]) for line in buffers if line["passed_noise"] is not None]
+    total = sum(n for n, _ in known)
+    return sum(n * share for n, share in known) / total if total else None

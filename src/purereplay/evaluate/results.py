@@ -1,0 +1,134 @@
+"""The run directory: settings.json, metrics.jsonl, result.json and checkpoints, all safe against a kill.
+
+metrics.jsonl is the run's memory of what it measured: a checkpoint says how many of its lines it stands for, and
+a resumed run drops the lines after them before it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from purereplay.data.files import disk_errors, write_whole
+from purereplay.errors import UserError
+from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
+from purereplay.evaluate.settings import RunSettings, read_settings, to_json
+
+Line = dict[str, Any]
+
+
+class RunDirectory:
+    """One run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[Line] = []  # of metrics.jsonl
+
+    @classmethod
+    def create(cls, path: Path, settings: RunSettings) -> RunDirectory:
+        """Begin a run in a new or empty place."""
+        if (path / "settings.json").exists():
+            raise UserError(
+                f"{path} already holds a run: go on with `purereplay resume {path}`, or choose another --out."
+            )
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file, not a folder.")
+        run = cls(path)
+        with disk_errors(path):
+            run._checkpoints.mkdir(parents=True, exist_ok=True)
+        write_json(path / "settings.json", to_json(settings))
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[RunDirectory, RunSettings]:
+        """An existing run."""
+        values = read_json(path / "settings.json", f"{path} holds no run: settings.json is missing.")
+        return cls(path), read_settings(values)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def record(self, line: Line) -> None:
+        """Append a line to metrics.jsonl."""
+        self.lines.append(line)
+        with disk_errors(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Write a checkpoint that stands for all lines recorded so far."""
+        if self.lines:
+            with disk_errors(self._metrics), self._metrics.open("rb+") as file:
+                os.fsync(file.fileno())
+        newest = max((int(p.stem.rpartition("-")[2]) for p in self._checkpoints.glob("*.safetensors")), default=-1)
+        write_checkpoint(self._checkpoints, newest + 1, tensors, facts | {"n_lines": len(self.lines)})
+
+    def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last good checkpoint, with metrics.jsonl cut back to it; None: begin anew."""
+        found = read_checkpoint(self._checkpoints)
+        n_lines = found[1]["n_lines"] if found else 0
+        text = self._metrics.read_text(encoding="utf-8").splitlines() if self._metrics.exists() else []
+        if len(text) < n_lines:
+            raise UserError(f"{self._metrics} has {len(text)} lines, but the checkpoint stands for {n_lines}.")
+        try:
+            self.lines = [json.loads(line) for line in text[:n_lines]]
+        except ValueError:
+            raise UserError(f"{self._metrics} is damaged: a line is not JSON.") from None
+        write_whole(self._metrics, "".join(line + "\n" for line in text[:n_lines]).encode())
+        return found
+
+    def finish(self, result: Line) -> None:
+        """Write result.json; the checkpoints stay, so that the final learner can be loaded."""
+        write_json(self.path / "result.json", result)
+
+    def result(self) -> Line | None:
+        path = self.path / "result.json"
+        return read_json(path, "") if path.exists() else None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out while this one runs; the lock falls with the process."""
+        with disk_errors(self.path):
+            file = (self.path / ".lock").open("ab")
+        with file:
+            if not _try_lock(file.fileno()):
+                raise UserError(f"Another process is working on {self.path}.")
+            yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows has no flock; a second process is then not kept out
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_json(path: Path, values: Line) -> None:
+    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def read_json(path: Path, missing: str) -> Line:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(missing) from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} does not hold a JSON object.")
+    return values

@@ -1,0 +1,94 @@
+"""The settings of one run, resolved and saved with it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from purereplay.data.catalogue import info_for
+from purereplay.errors import UserError
+from purereplay.learners.settings import SprSettings, for_dataset, from_json, preset, with_budget
+
+LEARNERS = ("spr",)
+FORMAT = 1  # of the run directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What makes a run what it is; together with the code and the device it fixes every number."""
+
+    dataset: str
+    noise: str  # none, symmetric, asymmetric, superclass
+    noise_rate: float  # share of a class's labels that are wrong, in [0, 1]
+    episode: str  # A, B or C: which classes form the tasks
+    learner: str
+    preset: str
+    budget: float  # factor on the preset's self-supervised epochs
+    seed: int
+    device: str  # "cpu", "cuda"
+    lookahead: int  # full delayed buffers taken at once, whose experts may train side by side
+    options: SprSettings  # resolved: preset, dataset, budget and --set are in it
+
+
+def resolve(
+    *,
+    dataset: str,
+    noise: str = "symmetric",
+    noise_rate: float = 0.4,
+    episode: str = "A",
+    learner: str = "spr",
+    preset_name: str = "default",
+    budget: float = 1.0,
+    seed: int = 1,
+    device: str = "auto",
+    overrides: dict[str, str] | None = None,
+) -> RunSettings:
+    """Check and fill in what the user asked for."""
+    info = info_for(dataset)
+    if learner not in LEARNERS:
+        raise UserError(f"The learner {learner!r} is unknown: choose one of {', '.join(LEARNERS)}.")
+    if info.noisy:
+        noise, noise_rate = "none", 0.0
+    chosen = pick_device(device)
+    options = for_dataset(preset(preset_name, overrides), dataset, info.shape, preset_name)
+    return RunSettings(
+        dataset=dataset,
+        noise=noise,
+        noise_rate=0.0 if noise == "none" else noise_rate,
+        episode=episode,
+        learner=learner,
+        preset=preset_name,
+        budget=budget,
+        seed=seed,
+        device=chosen,
+        lookahead=64 if chosen == "cuda" else 8,
+        options=with_budget(options, budget),
+    )
+
+
+def pick_device(name: str) -> str:
+    """ "auto" is CUDA where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"The device {name!r} is unknown: choose cpu, cuda or auto.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("There is no CUDA device here: use --device cpu.")
+    return name
+
+
+def to_json(settings: RunSettings) -> dict[str, Any]:
+    return {"format": FORMAT, **asdict(settings)}
+
+
+def read_settings(values: dict[str, Any]) -> RunSettings:
+    """The settings of a saved run."""
+    if values.get("format") != FORMAT:
+        raise UserError(f"The run has format {values.get('format')!r}, this version reads format {FORMAT}.")
+    names = {f.name for f in fields(RunSettings)}
+    if set(values) != names | {"format"}:
+        raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ names - {'format'}))}.")
+    kept = {name: values[name] for name in names - {"options"}}
+    return RunSettings(**kept, options=from_json(values["options"]))

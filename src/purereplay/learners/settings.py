@@ -1,0 +1,220 @@
+"""Every choice of Self-Purified Replay as a named option, the presets, and how a learner is built from them.
+
+A setting that is None is chosen by the dataset (`for_dataset`). Where the paper and the released code differ, the
+comment names both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
+
+from purereplay.errors import UserError
+from purereplay.learners.spr import SPR, Filtering, SelfReplay
+from purereplay.memory.delayed import DelayedBuffer
+from purereplay.memory.purified import PurifiedBuffer
+from purereplay.nets.engine import Engine
+from purereplay.nets.jobs import Contrastive, Supervised
+from purereplay.nets.networks import MLP, Backbone, Head, Network
+from purereplay.nets.resnet import ResNet18
+from purereplay.nets.views import Views
+
+
+@dataclass(frozen=True)
+class SprSettings:
+    """The options of Self-Purified Replay; the defaults are the preset `default`: what measures best so far."""
+
+    delayed_size: int | None = None  # samples in D; None: 100 / 300 / 500 / 1000 / 5000 (1250 in the code) by dataset
+    purified_size: int | None = None  # samples in P; None: by dataset
+    network: Literal["mlp", "resnet18"] | None = None  # None: mlp for grey images, resnet18 for colour
+    hidden: int = 512  # width of the mlp's two hidden layers (code; not in the paper)
+    stem: Literal["imagenet", "small"] = "imagenet"  # of the resnet18 (code: imagenet on every dataset)
+    projection: Literal["mlp", "linear"] = "mlp"  # head: linear-ReLU-linear (code) or "a one-layer MLP" (paper)
+    projection_size: int = 256  # outputs of the head (code; not in the paper)
+    order: Literal["filter-first", "replay-first"] = "filter-first"  # paper: filter first; code: replay first
+    tail: Literal["process", "drop"] = "process"  # a partly filled D at the end of the stream; code: drop
+    reseed: bool = False  # draw the same random numbers for every D (code); not in the paper
+    # self-supervised training
+    expert_epochs: int = 4000  # passes over D for each fresh expert
+    base_epochs: int = 3000  # passes over D for the base, per buffer
+    expert_batch: int | None = None  # None: all of D
+    base_batch: int | None = None  # from D and P together; None: the size of D (250 on CIFAR-100 in the code)
+    replay: Literal["halves", "halves-distinct", "union"] = "halves"  # code: halves, with replacement; paper: D ∪ P
+    learning_rate: float = 3e-4  # of Adam (code); the paper's ε = 0.0002 is read as the rate
+    schedule: Literal["cosine", "constant"] = "cosine"  # within one D (code); not in the paper
+    warm_epochs: int = 10  # at the full rate before the cosine (code)
+    base_schedule: Literal["continuing", "restart"] = "continuing"  # across buffers; code: never restarted
+    temperature: float = 0.5  # of NT-Xent
+    jitter: Literal["factors", "additive"] = "factors"  # colour jitter; additive: the code's old kornia
+    # the Self-Centered filter
+    features: Literal["projection", "penultimate"] = "projection"  # of the expert; paper: penultimate
+    graphs: int = 5  # E_max; 0: non-stochastic
+    scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
+    posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins
+    small_class: Literal["drop", "keep"] = "drop"  # classes too small to fit: probability 0 (code, in effect) or 0.5
+    admission: Literal["greedy", "partitioned"] = "partitioned"  # into a full P; paper: greedy; code: partitioned
+    # the inference network
+    finetune_epochs: int = 50  # passes over P
+    finetune_batch: int = 16
+    finetune_rate: float = 2e-3  # of Adam; the paper's ε = 0.002 is read as the rate
+    finetune_clip: float | None = 0.5  # gradient values are cut there (code); the paper has none
+    finetune_decay_every: int | None = 300  # steps after which the rate falls to a tenth (code); the paper has none
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "projection": "linear",
+        "replay": "union",
+        "learning_rate": 2e-4,
+        "schedule": "constant",
+        "features": "penultimate",
+        "scaling": "minmax",
+        "admission": "greedy",
+        "finetune_clip": None,
+        "finetune_decay_every": None,
+    },
+    "reference": {
+        "order": "replay-first",
+        "tail": "drop",
+        "reseed": True,
+        "jitter": "additive",
+        "posterior": "table",
+    },
+    "quick": {"expert_epochs": 60, "base_epochs": 20},
+    "demo": {"hidden": 256, "expert_epochs": 300, "base_epochs": 100},
+}
+
+BY_DATASET = ("delayed_size", "purified_size", "network", "expert_batch", "base_batch")  # None: by dataset
+_SIZES = {"digits": 100, "mnist": 300, "cifar10": 500, "cifar10n": 500, "webvision14": 1000}
+_SIZES |= {"cifar100": 5000, "cifar100n": 5000}
+
+
+def preset(name: str, overrides: dict[str, str] | None = None) -> SprSettings:
+    """A preset's settings with some of them given as text, `{"graphs": "20"}`; an unknown name is an error."""
+    if name not in PRESETS:
+        raise UserError(f"The preset {name!r} is unknown: choose one of {', '.join(PRESETS)}.")
+    parsed = {key: _parse(key, text) for key, text in (overrides or {}).items()}
+    return replace(SprSettings(), **(PRESETS[name] | parsed))
+
+
+def for_dataset(settings: SprSettings, dataset: str, image_shape: tuple[int, int, int], preset: str) -> SprSettings:
+    """Fill in what depends on the dataset."""
+    size = next((n for name, n in _SIZES.items() if dataset.split("-")[0] == name), 500)
+    delayed = 1250 if preset == "reference" and size == 5000 else size
+    base = 250 if preset == "reference" and size == 5000 else settings.delayed_size or delayed
+    chosen: dict[str, Any] = {
+        "delayed_size": delayed,
+        "purified_size": size,
+        "network": "mlp" if image_shape[0] == 1 else "resnet18",
+        "base_batch": base,
+    }
+    chosen = {key: value for key, value in chosen.items() if getattr(settings, key) is None}
+    settings = replace(settings, **chosen)
+    return replace(settings, expert_batch=settings.expert_batch or settings.delayed_size)
+
+
+def with_budget(settings: SprSettings, budget: float) -> SprSettings:
+    """Scale the self-supervised epochs."""
+    if not (math.isfinite(budget) and budget > 0):
+        raise UserError(f"The budget must be a positive number, not {budget}.")
+    expert, base = (max(1, round(n * budget)) for n in (settings.expert_epochs, settings.base_epochs))
+    return replace(settings, expert_epochs=expert, base_epochs=base)
+
+
+def build_spr(
+    settings: SprSettings,
+    *,
+    image_shape: tuple[int, int, int],
+    n_classes: int,
+    engine: Engine,
+    seed: int,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> SPR:
+    """A learner from settings in which nothing is None any more that depends on the dataset."""
+    s = settings
+    if s.delayed_size is None or s.purified_size is None or s.expert_batch is None or s.base_batch is None:
+        raise UserError("The settings delayed_size, purified_size, expert_batch and base_batch must be given.")
+    colour = image_shape[0] == 3
+    views = Views(jitter=(0.5, 0.5, 0.5, 0.2) if colour else None, jitter_kind=s.jitter)
+    head = Head(s.projection_size, hidden=s.projection == "mlp")
+    expert = Contrastive(
+        epochs=s.expert_epochs,
+        batch_size=s.expert_batch,
+        learning_rate=s.learning_rate,
+        schedule=s.schedule,
+        warm_epochs=s.warm_epochs,
+        temperature=s.temperature,
+        views=views,
+    )
+    base = replace(expert, epochs=s.base_epochs, batch_size=s.base_batch)
+    return SPR(
+        network=Network(_backbone(s, image_shape), head, mean, std),
+        n_classes=n_classes,
+        delayed=DelayedBuffer(s.delayed_size, image_shape, device=engine.device),
+        purified=PurifiedBuffer(s.purified_size, image_shape, n_classes, device=engine.device, admission=s.admission),
+        expert=expert,
+        self_replay=SelfReplay(base, s.replay, s.base_schedule),
+        filtering=Filtering(s.features, s.graphs, s.scaling, s.posterior, s.small_class),
+        finetune=Supervised(
+            s.finetune_epochs, s.finetune_batch, s.finetune_rate, s.finetune_clip, s.finetune_decay_every
+        ),
+        engine=engine,
+        seed=seed,
+        order=s.order,
+        tail=s.tail,
+        reseed=s.reseed,
+    )
+
+
+def _backbone(s: SprSettings, image_shape: tuple[int, int, int]) -> Backbone:
+    channels, height, width = image_shape
+    if s.network == "mlp":
+        return MLP(channels * height * width, (s.hidden, s.hidden))
+    if height != width:
+        raise UserError(f"The resnet18 takes square images, not {height}×{width}.")
+    return ResNet18(channels, height, s.stem)
+
+
+def _parse(key: str, text: str) -> Any:
+    """A setting's value from text, by its declared type."""
+    names = [f.name for f in fields(SprSettings)]
+    if key not in names:
+        raise UserError(f"The setting {key!r} is unknown: there are {', '.join(names)}.")
+    declared = get_type_hints(SprSettings)[key]
+    kinds = get_args(declared) or (declared,)
+    if type(None) in kinds and text.lower() in ("none", "null"):
+        return None
+    choices = [c for kind in kinds for c in (get_args(kind) or (kind,)) if isinstance(c, str)]
+    if choices:
+        if text in choices:
+            return text
+        raise UserError(f"The setting {key} must be one of {', '.join(choices)}, not {text!r}.")
+    return _parse_number(key, text, next(kind for kind in kinds if kind is not type(None)))
+
+
+def _parse_number(key: str, text: str, kind: type) -> int | float | bool:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        value: int | float = kind(text)
+    except (KeyError, ValueError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise UserError(f"The setting {key} must be {wanted}, not {text!r}.") from None
+    if not math.isfinite(value) or value < 0 or (value == 0 and key not in ("graphs", "warm_epochs")):
+        raise UserError(f"The setting {key} must be positive, not {text}.")
+    return value
+
+
+def as_json(settings: SprSettings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def from_json(values: dict[str, Any]) -> SprSettings:
+    """Settings as they were saved with a run; an unknown key is an error."""
+    unknown = set(values) - {f.name for f in fields(SprSettings)}
+    if unknown:
+        raise UserError(f"The settings {', '.join(sorted(unknown))} are unknown: were they saved by another version?")
+    return SprSettings(**values)

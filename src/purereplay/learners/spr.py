@@ -1,0 +1,258 @@
+"""Self-Purified Replay: Algorithms 1 and 2 of the paper.
+
+Samples go into the delayed buffer D. A full D waits in a queue; its expert is trained (together with the experts of
+all buffers that wait), the Self-Centered filter judges it, what passes enters the purified buffer P, and the base is
+trained without labels on D ∪ P. Each of these steps leaves a mark in the queue, so that the state is whole after
+every one of them and work that was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from purereplay.data.batch import Batch, check_batch
+from purereplay.data.seeds import derive_seed
+from purereplay.learners.base import Learner, Report
+from purereplay.learners.waiting import Waiting
+from purereplay.memory.delayed import DelayedBuffer
+from purereplay.memory.purified import PurifiedBuffer
+from purereplay.nets.engine import Engine
+from purereplay.nets.inference import Classifier, embed
+from purereplay.nets.jobs import Asks, Contrastive, Job, Supervised
+from purereplay.nets.networks import Head, Network, State, part, prefixed
+from purereplay.purify.self_centered import judge, select
+
+
+@dataclass(frozen=True)
+class Filtering:
+    """How the Self-Centered filter reads a buffer."""
+
+    features: Literal["projection", "penultimate"] = "projection"
+    n_graphs: int = 5  # E_max; 0: the non-stochastic filter
+    scaling: Literal["trimmed", "minmax"] = "trimmed"
+    posterior: Literal["exact", "table"] = "exact"
+    small_class: Literal["drop", "keep"] = "drop"
+
+
+@dataclass(frozen=True)
+class SelfReplay:
+    """How the base is trained on D ∪ P."""
+
+    recipe: Contrastive  # batch_size is the whole batch, from D and P together
+    batches: Literal["halves", "halves-distinct", "union"] = "halves"
+    # halves: half from D, half from P, and D alone until P is full; union: all of D and P in every batch
+    schedule: Literal["continuing", "restart"] = "continuing"  # of the learning rate, across buffers
+
+
+@dataclass
+class SPR(Learner):
+    """One continual learner; see `learners.settings` for presets and `build_spr`."""
+
+    network: Network  # of expert and base alike, with a projection head
+    n_classes: int
+    delayed: DelayedBuffer
+    purified: PurifiedBuffer
+    expert: Contrastive
+    self_replay: SelfReplay
+    filtering: Filtering
+    finetune: Supervised
+    engine: Engine
+    seed: int = 0
+    order: Literal["filter-first", "replay-first"] = "filter-first"
+    tail: Literal["process", "drop"] = "process"
+    reseed: bool = False  # True: the same random numbers for every buffer, as the released code draws them
+    queue: list[Waiting] = field(default_factory=list, init=False)
+    n_queued: int = field(default=0, init=False)  # delayed buffers filled so far
+    n_done: int = field(default=0, init=False)  # delayed buffers worked through so far
+    base: State = field(init=False)
+    base_optimizer: State | None = field(default=None, init=False)
+    _classifier: Classifier | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.base = self._fresh_network("base weights")
+
+    # ---------------------------------------------------------------- Algorithm 1: training and filtering
+
+    def take(self, batch: Batch) -> None:
+        check_batch(batch, self.delayed.image_shape, self.n_classes)
+        while batch.n:
+            batch = self.delayed.add(batch)
+            if self.delayed.is_full:
+                self._enqueue()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.queue)
+
+    def finish(self) -> None:
+        if self.delayed.n and self.tail == "process":
+            self._enqueue()
+        self.delayed.reset()
+
+    def work(self) -> Asks[Report]:
+        yield from self._train_experts()
+        waiting = self.queue[0]
+        if self.order == "filter-first":
+            self._filter(waiting)
+            yield from self._replay(waiting)
+        else:
+            yield from self._replay(waiting)
+            self._filter(waiting)
+        assert waiting.report is not None and waiting.base_loss is not None
+        self.queue.pop(0)
+        self.n_done += 1
+        self._classifier = None
+        return waiting.report._replace(base_loss=waiting.base_loss)
+
+    def _train_experts(self) -> Asks[None]:
+        """A fresh network on each waiting buffer, without labels; they depend on nothing but their buffer."""
+        new = [w for w in self.queue if w.features is None]
+        if not new:
+            return
+        jobs = [
+            Job(
+                phase="expert",
+                network=self.network,
+                state=self._fresh_network("expert weights", w.number),
+                recipe=replace(self.expert, batch_size=min(self.expert.batch_size, w.batch.n)),
+                images=w.batch.images,
+                seed=self._seed("expert draws", w.number),
+            )
+            for w in new
+        ]
+        trained = yield jobs
+        penultimate = self.filtering.features == "penultimate"
+        features = [
+            embed(self.network, t.state, w.batch.images, penultimate=penultimate)
+            for w, t in zip(new, trained, strict=True)
+        ]
+        for w, t, f in zip(new, trained, features, strict=True):
+            w.features, w.expert_loss = f, t.loss
+
+    def _filter(self, waiting: Waiting) -> None:
+        """P ← P ∪ Self-Centered Filter(D)."""
+        if waiting.report is not None:
+            return
+        assert waiting.features is not None
+        f, batch, number = self.filtering, waiting.batch, waiting.number
+        verdict = judge(
+            waiting.features,
+            batch.labels,
+            n_graphs=f.n_graphs,
+            seed=self._seed("graphs", number),
+            small_class=f.small_class,
+            scaling=f.scaling,
+            posterior=f.posterior,
+        )
+        chosen = select(verdict.clean_probability, self._seed("selection", number))
+        generator = torch.Generator().manual_seed(self._seed("admission", number))
+        self.purified.add(Batch(*(t[chosen] for t in batch)), verdict.clean_probability[chosen], generator)
+        waiting.report = Report(
+            buffer=number,
+            index=batch.index.cpu(),
+            labels=batch.labels.cpu(),
+            clean_probability=verdict.clean_probability.cpu(),
+            centrality=verdict.centrality.cpu(),
+            selected_mask=chosen.cpu(),
+            purified_index=self.purified.contents()[0].index.cpu(),
+            expert_loss=waiting.expert_loss,
+            base_loss=float("nan"),
+        )
+
+    def _replay(self, waiting: Waiting) -> Asks[None]:
+        """θ ← Self-Replay using D ∪ P."""
+        if waiting.base_loss is not None:
+            return
+        recipe, images, replay = self._replay_batches(waiting.batch.images)
+        gone = waiting.number * max(0, recipe.epochs - recipe.warm_epochs)
+        job = Job(
+            phase="base",
+            network=self.network,
+            state=self.base,
+            recipe=recipe,
+            images=images,
+            replay=replay,
+            seed=self._seed("base draws", waiting.number),
+            optimizer=self.base_optimizer,
+            start=gone if self.self_replay.schedule == "continuing" else 0,
+        )
+        [trained] = yield [job]
+        self.base, self.base_optimizer, waiting.base_loss = trained.state, trained.optimizer, trained.loss
+
+    def _replay_batches(self, delayed_images: Tensor) -> tuple[Contrastive, Tensor, Tensor | None]:
+        how, recipe = self.self_replay.batches, self.self_replay.recipe
+        purified, _ = self.purified.contents()
+        if how == "union":
+            images = torch.cat([delayed_images, purified.images])
+            return replace(recipe, batch_size=images.shape[0]), images, None
+        if not self.purified.is_full:
+            return replace(recipe, batch_size=min(recipe.batch_size, delayed_images.shape[0])), delayed_images, None
+        half = max(1, min(recipe.batch_size // 2, delayed_images.shape[0]))
+        distinct = how == "halves-distinct"
+        return (
+            replace(recipe, batch_size=half, replay_size=half, replay_distinct=distinct),
+            delayed_images,
+            purified.images,
+        )
+
+    # ---------------------------------------------------------------- Algorithm 2: the inference network
+
+    def classify(self) -> Asks[Classifier]:
+        """Copy the base, put a linear layer on it, finetune on P; before P holds anything, it is not finetuned."""
+        if self._classifier is None:
+            seed = self._seed("head weights", self.n_done)
+            network, state = self.network.with_head(Head(self.n_classes), self.base, seed)
+            purified, _ = self.purified.contents()
+            if purified.n:
+                job = Job(
+                    phase="finetune",
+                    network=network,
+                    state=state,
+                    recipe=replace(self.finetune, batch_size=min(self.finetune.batch_size, purified.n)),
+                    images=purified.images,
+                    labels=purified.labels,
+                    seed=self._seed("finetune draws", self.n_done),
+                )
+                [trained] = yield [job]
+                state = trained.state
+            self._classifier = Classifier(network, state)
+        return self._classifier
+
+    # ---------------------------------------------------------------- memory between calls
+
+    def state(self) -> State:
+        state = {"n_queued": torch.tensor(self.n_queued), "n_done": torch.tensor(self.n_done)}
+        state |= prefixed("delayed.", self.delayed.state()) | prefixed("purified.", self.purified.state())
+        state |= prefixed("base.", self.base) | prefixed("optimizer.", self.base_optimizer or {})
+        for i, w in enumerate(self.queue):
+            state |= prefixed(f"queue.{i}.", w.state())
+        return state
+
+    def load(self, state: State) -> None:
+        device = self.engine.device
+        self.n_queued, self.n_done = int(state["n_queued"]), int(state["n_done"])
+        self.delayed.load(part(state, "delayed."))
+        self.purified.load(part(state, "purified."))
+        self.base = {name: t.to(device) for name, t in part(state, "base.").items()}
+        self.base_optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
+        n_waiting = self.n_queued - self.n_done
+        self.queue = [Waiting.from_state(part(state, f"queue.{i}."), device) for i in range(n_waiting)]
+        self._classifier = None
+
+    # ---------------------------------------------------------------- small parts
+
+    def _enqueue(self) -> None:
+        self.queue.append(Waiting(self.n_queued, self.delayed.contents()))
+        self.n_queued += 1
+        self.delayed.reset()
+
+    def _seed(self, what: str, number: int = 0) -> int:
+        return derive_seed(self.seed, what, 0 if self.reseed else number)
+
+    def _fresh_network(self, what: str, number: int = 0) -> State:
+        fresh = self.network.init(self._seed(what, number))
+        return {name: t.to(self.engine.device) for name, t in fresh.items()}

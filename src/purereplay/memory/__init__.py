@@ -1,0 +1,1 @@
+"""What a learner keeps: the delayed buffer D and the purified buffer P, preallocated and vectorised."""

@@ -1,0 +1,46 @@
+"""The delayed buffer D: holds the stream back until there is enough of it to be judged (paper, section 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from purereplay.data.batch import Batch
+
+
+class DelayedBuffer:
+    """A fixed number of samples in arrival order, on the device."""
+
+    def __init__(self, capacity: int, image_shape: tuple[int, int, int], *, device: torch.device) -> None:
+        self.capacity = capacity
+        self.image_shape = image_shape
+        self.n = 0
+        self._images = torch.zeros((capacity, *image_shape), dtype=torch.uint8, device=device)
+        self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._index = torch.zeros(capacity, dtype=torch.int64, device=device)
+
+    @property
+    def is_full(self) -> bool:
+        return self.n == self.capacity
+
+    def add(self, batch: Batch) -> Batch:
+        """Take what fits, in order; returns the rest."""
+        taken = min(self.capacity - self.n, batch.n)
+        for ours, theirs in zip((self._images, self._labels, self._index), batch, strict=True):
+            ours[self.n : self.n + taken] = theirs[:taken].to(ours.device)
+        self.n += taken
+        return Batch(*(t[taken:] for t in batch))
+
+    def contents(self) -> Batch:
+        """A copy of what is held."""
+        return Batch(*(t[: self.n].clone() for t in (self._images, self._labels, self._index)))
+
+    def reset(self) -> None:
+        self.n = 0
+
+    def state(self) -> dict[str, Tensor]:
+        return self.contents()._asdict()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.reset()
+        self.add(Batch(**state))

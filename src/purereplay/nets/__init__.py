@@ -1,0 +1,1 @@
+"""Networks, views, losses and the engine that trains them."""

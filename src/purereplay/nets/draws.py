@@ -1,0 +1,36 @@
+"""Random numbers as a pure function of (key, step, position): the draws inside a training step.
+
+K networks that train side by side each have a key of their own, so their numbers do not depend on who trains beside
+them; nothing has to be saved to go on after a kill; CPU and GPU see the same numbers; and a step that is captured as
+a CUDA graph only needs its counter moved on. The mixing function is SplitMix64 (Steele, Lea & Flood, 2014).
+"""
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts the sign in; the mix needs zeros
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift_right(z, 30)) * _MIX_1
+    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    return z ^ _shift_right(z, 31)
+
+
+def uniforms(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:
+    """Uniform numbers in [0, 1), float32 (K, n), for keys int64 (K,) at `step` int64 (); one `stream` per purpose."""
+    start = _mix(keys ^ _mix(step * _GOLDEN + (stream + 1)))  # (K,)
+    position = torch.arange(1, n + 1, device=keys.device) * _GOLDEN
+    bits = _shift_right(_mix(start[:, None] + position), 40)  # the 24 best bits: all a float32 can tell apart
+    return bits.float() * 2.0**-24
+
+
+def permutations(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:
+    """A random order of range(n) for each key, int64 (K, n)."""
+    return uniforms(keys, step, n, stream=stream).argsort(dim=1, stable=True)

@@ -1,0 +1,230 @@
+"""The engine: it trains what learners ask for, K networks of one shape side by side.
+
+`drive` advances one learner's work from request to request. `Engine.train` groups jobs, runs each group as one loop
+over stacked networks and hands every job its own answer. On CUDA a loop's step is captured once as a graph and
+replayed, with the step count, the learning rate and all draws on the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from purereplay.nets.jobs import Asks, Contrastive, Job, Result, Trained
+from purereplay.nets.networks import is_trained, stack, unstack
+from purereplay.nets.steps import contrastive_loss, learning_rate, supervised_loss
+
+log = logging.getLogger(__name__)
+
+_LOOPS_KEPT = 6  # loops whose memory and captured graph stay ready for the next job of their shape
+_REPLAYS_AT_ONCE = 50  # steps between two looks at the clock on CUDA
+_CPU_MEMORY = 2**31  # what a group of networks may take there; CUDA: half of the card
+_CPU_SIDE_BY_SIDE = 16  # beyond this nothing is gained on a few cores
+
+
+class Progress(NamedTuple):
+    """Where the engine is within a group of jobs."""
+
+    phase: str
+    n_networks: int
+    done: int  # steps
+    total: int
+
+
+class Engine:
+    """Trains jobs on one device; `watch` hears of progress a few times a second and may raise to interrupt."""
+
+    def __init__(self, device: torch.device, *, watch: Callable[[Progress], None] | None = None) -> None:
+        self.device = device
+        self.watch = watch
+        self.seconds: dict[str, float] = defaultdict(float)  # by phase
+        self.steps: dict[str, int] = defaultdict(int)  # network-steps by phase
+        self._loops: OrderedDict[Hashable, _Loop] = OrderedDict()
+
+    def train(self, jobs: list[Job]) -> list[Trained]:
+        """The jobs' answers, in their order."""
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for i, job in enumerate(jobs):
+            groups[job.shape, job.stage].append(i)
+        answers: dict[int, Trained] = {}
+        for members in groups.values():
+            k = self.side_by_side(jobs[members[0]])
+            for at in range(0, len(members), k):
+                some = members[at : at + k]
+                answers.update(zip(some, self._train_group([jobs[i] for i in some]), strict=True))
+        return [answers[i] for i in range(len(jobs))]
+
+    def side_by_side(self, job: Job) -> int:
+        """How many networks of this job's shape are trained at once; the same on every call for the same device."""
+        if self.device.type == "cuda":
+            budget = torch.cuda.get_device_properties(self.device).total_memory // 2
+            return max(1, budget // network_bytes(job))
+        return max(1, min(_CPU_SIDE_BY_SIDE, _CPU_MEMORY // network_bytes(job)))
+
+    def _train_group(self, jobs: list[Job]) -> list[Trained]:
+        began = time.perf_counter()
+        key = (jobs[0].shape, len(jobs))
+        loop = self._loops.pop(key, None) or _Loop(jobs, self.device)
+        self._loops[key] = loop
+        while len(self._loops) > _LOOPS_KEPT:
+            self._loops.popitem(last=False)
+        loop.load(jobs)
+        n_steps = jobs[0].n_steps
+        done, told = 0, time.perf_counter()
+        while done < n_steps:
+            done += loop.advance(n_steps - done)
+            if self.watch and time.perf_counter() - told > 0.1:
+                told = time.perf_counter()
+                self.watch(Progress(jobs[0].phase, len(jobs), done, n_steps))
+        answers = loop.answers()
+        self.seconds[jobs[0].phase] += time.perf_counter() - began
+        self.steps[jobs[0].phase] += n_steps * len(jobs)
+        return answers
+
+
+def drive(work: Asks[Result], engine: Engine) -> Result:
+    """Run one learner's work to its end, training what it asks for on the way."""
+    try:
+        request = next(work)
+        while True:
+            request = work.send(engine.train(request))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def network_bytes(job: Job) -> int:
+    """About how much memory one network of this job takes: weights, gradients, moments, images and activations."""
+    weights = sum(t.numel() for t in job.state.values())
+    image = job.images[0].numel()
+    pool = (job.images.shape[0] + (0 if job.replay is None else job.replay.shape[0])) * image
+    if isinstance(job.recipe, Contrastive):
+        views = 2 * (min(job.recipe.batch_size, job.images.shape[0]) + job.recipe.replay_size)
+        interpolation = job.images.shape[-1] ** 2 + job.images.shape[-2] ** 2
+        work = views * (job.network.activation_floats() + 6 * image + 3 * interpolation + 4 * views)
+    else:
+        work = job.recipe.batch_size * (job.network.activation_floats() + image)
+    return 4 * (4 * weights + pool + work)
+
+
+class _Loop:
+    """K stacked networks with everything that a step reads and writes, in place."""
+
+    def __init__(self, jobs: list[Job], device: torch.device) -> None:
+        job = jobs[0]
+        self.network, self.recipe, self.steps_per_epoch = job.network, job.recipe, job.steps_per_epoch
+        self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
+        self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}
+        on_cuda = device.type == "cuda"
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = torch.optim.Adam(list(self.parameters.values()), lr=self.rate, fused=True, capturable=on_cuda)
+        for p in self.parameters.values():
+            zero = torch.zeros((), device=device)
+            self.optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        self.images = self._pool([j.images for j in jobs], device)
+        self.replay = (
+            None if job.replay is None else self._pool([j.replay for j in jobs if j.replay is not None], device)
+        )
+        self.labels = (
+            None if job.labels is None else torch.stack([j.labels for j in jobs if j.labels is not None]).to(device)
+        )
+        self.keys = torch.zeros(len(jobs), dtype=torch.int64, device=device)
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.start = torch.zeros((), dtype=torch.int64, device=device)
+        self.loss = torch.zeros(len(jobs), device=device)
+        self.graph = self._capture() if on_cuda else None
+
+    @staticmethod
+    def _pool(images: list[Tensor], device: torch.device) -> Tensor:
+        return torch.stack(images).to(device).float() / 255
+
+    @torch.no_grad()
+    def load(self, jobs: list[Job]) -> None:
+        """Put the jobs' networks, moments, images and keys in the places that the step uses."""
+        job, device = jobs[0], self.keys.device
+        for name, t in self.state.items():
+            t.copy_(torch.stack([j.state[name].to(device) for j in jobs]))
+        for name, p in self.parameters.items():
+            moments = self.optimizer.state[p]
+            for ours, theirs in (("exp_avg", "mean"), ("exp_avg_sq", "square")):
+                if job.optimizer is None:
+                    moments[ours].zero_()
+                else:
+                    given = [j.optimizer[f"{theirs}.{name}"].to(device) for j in jobs if j.optimizer is not None]
+                    moments[ours].copy_(torch.stack(given))
+            moments["step"].fill_(0 if job.optimizer is None else int(job.optimizer["step"]))
+        self.images.copy_(self._pool([j.images for j in jobs], device))
+        if self.replay is not None:
+            self.replay.copy_(self._pool([j.replay for j in jobs if j.replay is not None], device))
+        if self.labels is not None:
+            self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
+        self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))
+        self.start.fill_(job.start)
+        self.step.zero_()
+
+    def advance(self, at_most: int) -> int:
+        """Take some steps; returns how many."""
+        if self.graph is None:
+            self._step()
+            return 1
+        n = min(at_most, _REPLAYS_AT_ONCE)
+        for _ in range(n):
+            self.graph.replay()
+        torch.cuda.synchronize(self.keys.device)
+        return n
+
+    def answers(self) -> list[Trained]:
+        """Every job's network, moments and last loss, as tensors of its own."""
+        losses = self.loss.tolist()
+        moments = {"step": self.optimizer.state[next(iter(self.parameters.values()))]["step"].long()}
+        per_network = {}
+        for name, p in self.parameters.items():
+            per_network[f"mean.{name}"] = self.optimizer.state[p]["exp_avg"]
+            per_network[f"square.{name}"] = self.optimizer.state[p]["exp_avg_sq"]
+        state = {name: t.detach() for name, t in self.state.items()}
+        return [
+            Trained(unstack(state, k), unstack(per_network, k) | {"step": moments["step"].clone()}, losses[k])
+            for k in range(len(losses))
+        ]
+
+    def _step(self) -> None:
+        self.rate.copy_(learning_rate(self.recipe, self.step, self.steps_per_epoch, self.start))
+        self.optimizer.zero_grad(set_to_none=True)
+        if isinstance(self.recipe, Contrastive):
+            loss = contrastive_loss(
+                self.network, self.state, self.recipe, self.images, self.replay, self.keys, self.step
+            )
+        else:
+            assert self.labels is not None
+            loss = supervised_loss(
+                self.network, self.state, self.recipe, self.images, self.labels, self.keys, self.step
+            )
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        if not isinstance(self.recipe, Contrastive) and self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.recipe.clip)
+        self.optimizer.step()
+        self.loss.copy_(loss.detach())
+        self.step += 1
+
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        """The step as a CUDA graph; None, with a warning, where it cannot be captured. `load` undoes the warm-up."""
+        try:
+            side = torch.cuda.Stream(self.keys.device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step()
+            return graph
+        except RuntimeError as error:
+            log.warning("the training step could not be captured as a CUDA graph, the plain loop runs: %s", error)
+            return None

@@ -1,0 +1,42 @@
+"""A trained network at work: features of a buffer, and the classifier that a learner hands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from purereplay.nets.networks import Network, State
+
+_AT_ONCE = 2048  # images in one forward pass
+
+
+@torch.no_grad()
+def embed(network: Network, state: State, images: Tensor, *, penultimate: bool = False) -> Tensor:
+    """Images uint8 (n, C, H, W) -> projections (n, n_outputs), or penultimate features (n, n_features)."""
+    one = {name: t.unsqueeze(0) for name, t in state.items()}
+    device = next(iter(state.values())).device
+    read = network.features if penultimate else network.outputs
+    parts = [read(one, part.to(device).float().unsqueeze(0) / 255)[0] for part in torch.split(images, _AT_ONCE)]
+    width = network.backbone.n_features if penultimate else network.head.n_outputs
+    return torch.cat(parts) if parts else torch.empty(0, width, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """The inference network ψ of Algorithm 2."""
+
+    network: Network
+    state: State
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Images uint8 (n, C, H, W) -> logits (n, n_classes)."""
+        return embed(self.network, self.state, images)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        return self.logits(images).softmax(-1)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Images uint8 (n, C, H, W) -> labels int64 (n,)."""
+        return self.logits(images).argmax(-1)

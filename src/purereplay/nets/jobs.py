@@ -1,0 +1,93 @@
+"""What a learner asks the engine for: a network to be trained, on what, by which recipe.
+
+A learner writes `[trained] = yield [Job(...)]` and goes on with the answer; how jobs are grouped and run is the
+engine's business alone. Jobs whose `shape` is equal can be trained side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from purereplay.nets.networks import Network, State
+from purereplay.nets.views import Views
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Self-supervised training by NT-Xent; an epoch is one pass over the job's images (D)."""
+
+    epochs: int
+    batch_size: int  # images of D in a step
+    replay_size: int = 0  # images of P in a step
+    replay_distinct: bool = False  # False: replay is drawn with replacement, as in the released code
+    learning_rate: float = 3e-4
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warm_epochs: int = 10  # epochs at the full rate before the cosine begins
+    temperature: float = 0.5
+    views: Views = field(default_factory=Views)
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Finetuning by cross-entropy on given labels."""
+
+    epochs: int
+    batch_size: int = 16
+    learning_rate: float = 2e-3
+    clip: float | None = 0.5  # gradients are cut to ±clip
+    decay_every: int | None = 300  # steps after which the rate falls to a tenth
+    decay: float = 0.1
+
+
+Recipe = Contrastive | Supervised
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One network to train."""
+
+    phase: str  # what the time is booked under: "expert", "base", "finetune"
+    network: Network
+    state: State
+    recipe: Recipe
+    images: Tensor  # uint8 (n, C, H, W)
+    seed: int
+    replay: Tensor | None = None  # uint8 (m, C, H, W): the purified part of a contrastive job
+    labels: Tensor | None = None  # int64 (n,), for a supervised job
+    optimizer: State | None = None  # Adam's moments and step count to go on with
+    start: int = 0  # epochs of the schedule that lie behind
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, self.images.shape[0] // self.recipe.batch_size)
+
+    @property
+    def n_steps(self) -> int:
+        return self.recipe.epochs * self.steps_per_epoch
+
+    @property
+    def shape(self) -> Hashable:
+        """Jobs of one shape can share a loop."""
+        replay = None if self.replay is None else tuple(self.replay.shape)
+        return self.network, self.recipe, tuple(self.images.shape), replay, self.labels is None
+
+    @property
+    def stage(self) -> Hashable:
+        """Jobs of one shape and one stage can be trained in one go: they share the optimizer's step and the rate."""
+        return self.start, 0 if self.optimizer is None else int(self.optimizer["step"])
+
+
+class Trained(NamedTuple):
+    """The answer to a job."""
+
+    state: State
+    optimizer: State  # "step", and "mean.NAME" and "square.NAME" for every parameter NAME
+    loss: float  # of the last step
+
+
+Result = TypeVar("Result")
+Asks = Generator[list[Job], list[Trained], Result]  # sequential work that asks for training on its way

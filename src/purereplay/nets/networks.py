@@ -1,0 +1,155 @@
+"""Networks as pure functions of (state, images): what both the expert and the base are made of (paper, section 5.1).
+
+A state is a dict of named tensors. One network's tensors have their usual shapes; for K networks side by side every
+tensor has a leading axis K and `outputs` takes images (K, B, channels, height, width). So stacking, splitting, copying
+and saving networks are operations on tensors, and K multilayer perceptrons are one batched matrix product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+BACKBONE = "backbone."
+HEAD = "head."
+
+
+class Backbone(Protocol):
+    """From images to features; frozen and hashable, so that it can name the shape of a job."""
+
+    @property
+    def n_features(self) -> int: ...
+
+    def init(self, generator: torch.Generator) -> State: ...
+
+    def features(self, state: State, images: Tensor, *, training: bool) -> Tensor: ...
+
+    def activation_floats(self) -> int: ...
+
+
+def linear_init(state: State, name: str, n_in: int, n_out: int, generator: torch.Generator) -> None:
+    """PyTorch's default initialisation of a linear layer; the weight is stored (in, out)."""
+    bound = 1 / math.sqrt(n_in)
+    state[f"{name}.weight"] = torch.empty(n_in, n_out).uniform_(-bound, bound, generator=generator)
+    state[f"{name}.bias"] = torch.empty(n_out).uniform_(-bound, bound, generator=generator)
+
+
+def linear(state: State, name: str, x: Tensor) -> Tensor:
+    """(K, B, in) -> (K, B, out), each network with its own weights."""
+    return torch.baddbmm(state[f"{name}.bias"][:, None], x, state[f"{name}.weight"])
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Hidden layers with ReLU over flattened images."""
+
+    n_inputs: int
+    hidden: tuple[int, ...] = (512, 512)
+
+    @property
+    def n_features(self) -> int:
+        return self.hidden[-1]
+
+    def init(self, generator: torch.Generator) -> State:
+        state: State = {}
+        for i, (n_in, n_out) in enumerate(zip((self.n_inputs, *self.hidden), self.hidden, strict=False)):
+            linear_init(state, f"layer{i + 1}", n_in, n_out, generator)
+        return state
+
+    def features(self, state: State, images: Tensor, *, training: bool) -> Tensor:
+        x = images.flatten(2)
+        for i in range(len(self.hidden)):
+            x = linear(state, f"layer{i + 1}", x).relu()
+        return x
+
+    def activation_floats(self) -> int:
+        return self.n_inputs + 2 * sum(self.hidden)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What sits on the features: linear, or linear-ReLU-linear with a hidden layer as wide as the features."""
+
+    n_outputs: int
+    hidden: bool = False
+
+    def init(self, n_features: int, generator: torch.Generator) -> State:
+        state: State = {}
+        if self.hidden:
+            linear_init(state, "hidden", n_features, n_features, generator)
+        linear_init(state, "output", n_features, self.n_outputs, generator)
+        return state
+
+    def outputs(self, state: State, features: Tensor) -> Tensor:
+        if self.hidden:
+            features = linear(state, "hidden", features).relu()
+        return linear(state, "output", features)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone and a head: the expert and the base with a projection head, the classifier with a linear one."""
+
+    backbone: Backbone
+    head: Head
+    mean: tuple[float, ...] | None = None  # per channel, of images in [0, 1]; None: fed as they are
+    std: tuple[float, ...] | None = None
+
+    def init(self, seed: int) -> State:
+        """Fresh weights for one network, on the CPU, the same for the same seed on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        backbone = prefixed(BACKBONE, self.backbone.init(generator))
+        return backbone | prefixed(HEAD, self.head.init(self.backbone.n_features, generator))
+
+    def features(self, state: State, images: Tensor, *, training: bool = False) -> Tensor:
+        """Images float in [0, 1] (K, B, C, H, W) -> penultimate features (K, B, n_features)."""
+        if self.mean is not None and self.std is not None:
+            channels = zip(images.unbind(2), self.mean, self.std, strict=True)  # no tensor made here: graph capture
+            images = torch.stack([(x - mean) / std for x, mean, std in channels], dim=2)
+        return self.backbone.features(part(state, BACKBONE), images, training=training)
+
+    def outputs(self, state: State, images: Tensor, *, training: bool = False) -> Tensor:
+        """Images float in [0, 1] (K, B, C, H, W) -> (K, B, n_outputs): projections or logits."""
+        return self.head.outputs(part(state, HEAD), self.features(state, images, training=training))
+
+    def with_head(self, head: Head, state: State, seed: int) -> tuple[Network, State]:
+        """The same backbone, weights copied, under a fresh head (Algorithm 2: the inference network)."""
+        network = replace(self, head=head)
+        copied = {name: t.clone() for name, t in state.items() if name.startswith(BACKBONE)}
+        device = next(iter(state.values())).device
+        fresh = {name: t.to(device) for name, t in network.init(seed).items() if name.startswith(HEAD)}
+        return network, copied | fresh
+
+    def activation_floats(self) -> int:
+        """About how many numbers one image's forward pass keeps for the backward pass."""
+        width = self.backbone.n_features
+        return self.backbone.activation_floats() + 2 * width * self.head.hidden + 2 * self.head.n_outputs
+
+
+def prefixed(prefix: str, state: State) -> State:
+    return {prefix + name: t for name, t in state.items()}
+
+
+def part(state: State, prefix: str) -> State:
+    """The tensors under a prefix, by their names without it."""
+    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+
+def is_trained(name: str) -> bool:
+    """Whether the tensor of this name is a parameter; the others are batch-norm statistics."""
+    return not name.endswith(("running_mean", "running_var"))
+
+
+def stack(states: list[State]) -> State:
+    """K networks' states as one with a leading axis K."""
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def unstack(state: State, k: int) -> State:
+    """The k-th network of a stack, as tensors of its own."""
+    return {name: t[k].clone() for name, t in state.items()}

@@ -1,0 +1,115 @@
+"""Random views of whole batches: resized crop, horizontal flip, colour jitter, each image with its own draw.
+
+A pure function of (images, uniform numbers). Cropping and resizing is bilinear and separable: a view is
+R_y · image · R_xᵀ with two small interpolation matrices per view, so that a batch is two batched matrix products.
+Departures from torchvision and kornia: boxes are continuous instead of whole pixels, and the jitter's four steps
+come in a fixed order (brightness, contrast, saturation, hue).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+_TRIES = 3  # draws of a box that must fit; each fits with probability 0.86, the last is cut to size (0.3 % of views)
+_CROP_NUMBERS = 2 * _TRIES + 3  # area and ratio per try, position x and y, flip
+_JITTER_NUMBERS = 5  # brightness, contrast, saturation, hue, whether at all
+
+
+@dataclass(frozen=True)
+class Views:
+    """What a view may change; the defaults are the released code's."""
+
+    area: tuple[float, float] = (0.08, 1.0)  # share of the image that the crop keeps
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width : height of the crop, log-uniform
+    flip: float = 0.5  # probability of a horizontal flip
+    jitter: tuple[float, float, float, float] | None = None  # brightness, contrast, saturation, hue; None: grey images
+    jitter_probability: float = 0.5
+    jitter_kind: Literal["factors", "additive"] = "factors"  # additive: the old kornia's that the released code pins
+
+    @property
+    def n_numbers(self) -> int:
+        """Uniform numbers that one view takes."""
+        return _CROP_NUMBERS + (_JITTER_NUMBERS if self.jitter else 0)
+
+
+def make_views(images: Tensor, numbers: Tensor, views: Views) -> Tensor:
+    """Images float in [0, 1] (n, C, H, W) and uniforms (n, views.n_numbers) -> one view of each, (n, C, H, W)."""
+    u = numbers.T
+    x = _crop_and_flip(images, u[:_CROP_NUMBERS], views)
+    if views.jitter is None:
+        return x
+    brightness, contrast, saturation, hue, apply = u[_CROP_NUMBERS:, :, None, None, None]
+    strength = views.jitter
+    b, c, s = (1 + a * (2 * v - 1) for a, v in zip(strength, (brightness, contrast, saturation), strict=False))
+    turn = strength[3] * (2 * hue - 1)
+    jittered = colour_jitter(x, b, c, s, turn, views.jitter_kind)
+    return torch.where(apply < views.jitter_probability, jittered, x)
+
+
+def _crop_and_flip(images: Tensor, u: Tensor, views: Views) -> Tensor:
+    height, width = images.shape[-2:]
+    w, h = draw_boxes(u[: 2 * _TRIES], views)
+    left, top = u[2 * _TRIES] * (1 - w), u[2 * _TRIES + 1] * (1 - h)
+    flipped = u[2 * _TRIES + 2] < views.flip
+    # a flipped view walks the box from right to left
+    rows = _interpolation(top, h, height)
+    columns = _interpolation(torch.where(flipped, left + w, left), torch.where(flipped, -w, w), width)
+    return rows[:, None] @ images @ columns[:, None].transpose(-1, -2)
+
+
+def draw_boxes(u: Tensor, views: Views) -> tuple[Tensor, Tensor]:
+    """Widths and heights (n,), as shares of the image, from uniforms (2 * tries, n)."""
+    low, high = views.area
+    area = low + (high - low) * u[:_TRIES]
+    log_low, log_high = math.log(views.ratio[0]), math.log(views.ratio[1])
+    ratio = torch.exp(log_low + (log_high - log_low) * u[_TRIES:])
+    widths, heights = (area * ratio).sqrt(), (area / ratio).sqrt()
+    w, h = widths[-1], heights[-1]
+    for i in reversed(range(_TRIES - 1)):
+        fits = (widths[i] <= 1) & (heights[i] <= 1)
+        w, h = torch.where(fits, widths[i], w), torch.where(fits, heights[i], h)
+    return w.clamp(max=1), h.clamp(max=1)
+
+
+def _interpolation(start: Tensor, extent: Tensor, size: int) -> Tensor:
+    """Matrices (n, size, size) that read `size` pixels evenly from [start, start + extent] (shares of the axis)."""
+    pixel = torch.arange(size, device=start.device, dtype=start.dtype)
+    position = (start[:, None] + extent[:, None] * (pixel + 0.5) / size) * size - 0.5
+    position = position.clamp(0, size - 1)
+    return (1 - (position[:, :, None] - pixel).abs()).clamp(min=0)
+
+
+def colour_jitter(
+    x: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor, turn: Tensor, kind: str
+) -> Tensor:
+    """Jitter RGB images (n, 3, H, W) by factors (n, 1, 1, 1) around 1 and a turn of the hue (share of the circle)."""
+    if kind == "additive":
+        x = (x + brightness - 1).clamp(0, 1)
+        x = (x * contrast).clamp(0, 1)
+        return _turn_hue(x, turn, saturation)
+    x = (x * brightness).clamp(0, 1)
+    x = (contrast * x + (1 - contrast) * _grey(x).mean((2, 3), keepdim=True)).clamp(0, 1)
+    x = (saturation * x + (1 - saturation) * _grey(x)).clamp(0, 1)
+    return _turn_hue(x, turn)
+
+
+def _grey(x: Tensor) -> Tensor:
+    return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
+
+
+def _turn_hue(x: Tensor, turn: Tensor, saturation: Tensor | None = None) -> Tensor:
+    """Turn the hue in HSV; with `saturation`, multiply HSV's saturation as well (at most to full)."""
+    r, g, b = x[:, :1], x[:, 1:2], x[:, 2:]
+    value = x.amax(1, keepdim=True)
+    chroma = value - x.amin(1, keepdim=True)
+    safe = chroma.clamp(min=1e-6)
+    hue = torch.where(value == r, (g - b) / safe, torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4))
+    hue = hue + 6 * turn
+    if saturation is not None:
+        chroma = torch.minimum(chroma * saturation, value)
+    # one channel of an HSV colour: value − chroma · clamp(min(k, 4 − k), 0, 1) with k = (offset + hue) mod 6
+    k = torch.remainder(torch.cat([hue + 5, hue + 3, hue + 1], dim=1), 6)
+    return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)

@@ -1,0 +1,1 @@
+"""From features and given labels to a probability of being clean."""

@@ -1,0 +1,78 @@
+"""The arithmetic under the beta mixture: scaling of scores, densities, and EM for many fits at once.
+
+In: scores (R, N), R fits side by side. Out: parameters (R, 2). Paper: appendix "Posterior in the Beta Mixture Model".
+What to do with a fit that fails is decided, and explained, in `beta_mixture`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EDGE = 1e-3  # scaled scores keep this distance from 0 and 1, where a beta density may be infinite
+MIN_VARIANCE = 1e-6  # a component narrower than EDGE sits on one value
+
+
+class Betas(NamedTuple):
+    """Two beta components for each of R fits."""
+
+    alpha: Tensor  # (R, 2)
+    beta: Tensor  # (R, 2)
+    weights: Tensor  # (R, 2), sum 1
+
+
+class Ascent(NamedTuple):
+    """Where EM ended."""
+
+    betas: Betas
+    n_steps: Tensor  # int64 (R,): fewer than asked for when a component collapsed
+    change: Tensor  # (R,): the last step's change of the mean log-likelihood
+
+
+def quantile(ordered: Tensor, n_scores: Tensor, q: float) -> Tensor:
+    """The q-quantile of the first `n_scores` (R,) values of every sorted row (R, N), linear between neighbours."""
+    place = q * (n_scores - 1).clamp(min=0).to(ordered.dtype)
+    share = place - place.floor()
+    below, above = (ordered.gather(1, at.long()[:, None])[:, 0] for at in (place.floor(), place.ceil()))
+    return below * (1 - share) + above * share
+
+
+def scale(scores: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Scores (R, N) with low → 0 and high → 1, clamped to [EDGE, 1 - EDGE]; 1/2 where 0/0."""
+    # halves: the difference of two finite numbers may be infinite
+    scaled = (scores / 2 - low[:, None] / 2) / (high / 2 - low / 2)[:, None]
+    return scaled.nan_to_num(0.5).clamp(EDGE, 1 - EDGE)
+
+
+def log_joint(betas: Betas, x: Tensor) -> Tensor:
+    """log π_z p(x | α_z, β_z) as (R, 2, N) for x (R, N) in (0, 1)."""
+    alpha, beta, weights = betas
+    constant = weights.log() + torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
+    x = x[:, None]
+    return constant[..., None] + (alpha - 1)[..., None] * x.log() + (beta - 1)[..., None] * torch.log1p(-x)
+
+
+def expectation_maximisation(x: Tensor, mask: Tensor, n_iter: int) -> Ascent:
+    """`n_iter` steps from noisy (α, β) = (1, 2), clean (2, 1), on the scaled scores x (R, N) where `mask` (R, N).
+
+    A fit stops before the first step that gives a component no spread, or a number that is not finite and positive.
+    """
+    share = mask.to(x.dtype) / mask.sum(1, keepdim=True).clamp(min=1)
+    alpha = torch.tensor([1.0, 2.0], dtype=x.dtype, device=x.device).expand(len(x), 2)
+    betas = before = Betas(alpha, 3.0 - alpha, torch.full_like(alpha, 0.5))
+    alive = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    n_steps = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for _ in range(n_iter):
+        gamma = log_joint(betas, x).softmax(1) * share[:, None]  # E-step, (R, 2, N)
+        weights = gamma.sum(-1)
+        mean = (gamma * x[:, None]).sum(-1) / weights
+        variance = (gamma * (x[:, None] - mean[..., None]).square()).sum(-1) / weights
+        precision = mean * (1 - mean) / variance - 1  # α + β
+        new = Betas(mean * precision, (1 - mean) * precision, weights)
+        # comparisons are False for NaN
+        sound = (variance > MIN_VARIANCE) & (weights > 0) & (precision > 0) & (precision < torch.inf)
+        alive = alive & sound.all(1)
+        before, betas = betas, Betas(*(torch.where(alive[:, None], n, o) for n, o in zip(new, betas, strict=True)))
+        n_steps = n_steps + alive
+    old, now = ((log_joint(b, x).logsumexp(1) * share).sum(1) for b in (before, betas))
+    return Ascent(betas, n_steps, (now - old).abs())

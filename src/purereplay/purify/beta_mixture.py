@@ -1,0 +1,196 @@
+"""A mixture of two beta distributions over centrality scores: noisy (lower mean) and clean (higher mean).
+
+In: the scores of the samples of one label; many labels and graphs at once. Out: the probability that a score belongs
+to the clean component (high = clean). Paper: section "Self-Centered Filter", paragraph "Beta Mixture Models", and
+appendix "Posterior in the Beta Mixture Model" (EM with weighted moments).
+
+Scores are first scaled to [0, 1]. "trimmed" fits the scores between their 5th and 95th percentile, scaled by these
+two bounds (released code); "minmax" fits all of them, scaled by the least and the greatest. Scaled scores are clamped
+to [0.001, 0.999]. EM starts from noisy (α, β) = (1, 2), clean (2, 1), weights 1/2, and makes `n_iter` steps.
+
+The rules for what a fit cannot do. NaN never leaves this module.
+
+- small: fewer than `MIN_SAMPLES` = 4 scores. On digits (300 classes a size) no fit to 3 scores gets through its
+  steps; to 4 or 5 some do, to 8 most. The released code has NaN here, which compares false, so that such samples never
+  enter. They get 0 (`small_class="drop"`) or 0.5 ("keep"). "drop" is the default: the filter looks for confidently
+  clean samples, and of these nothing is known; in a stream of tasks they are a few leftovers at a task's border, as
+  noisy as any other sample. "keep" is for buffers shared by many labels, where a rare label would be shut out for
+  good.
+- flat: the two bounds coincide, as when all scores are equal. Nothing tells one sample from another, so each gets
+  0.5.
+- collapsed: an EM step would leave a component with no spread (variance under 1e-6) or a number that is not finite.
+  The parameters before that step are kept and `converged` is False. At the first step they are the start's, whose
+  posterior is the scaled score itself.
+- swapped: nothing in EM keeps the second component the higher one, so the components are ordered by mean after the
+  fit.
+- turned: the log-odds of two betas can turn once. When the clean component is the wider one, a very low score looks
+  clean (the red circles in the paper's figure on the Stochastic Ensemble; 2 in 5 fits to 10 digits); when it is the
+  narrower one, a very high score looks noisy. `lookup="exact"` holds the posterior at the turning point's value on
+  the wrong side, which makes it non-decreasing in the score. `lookup="table"` is the released code's: 100 bins, held
+  at the table's maximum to the right of it. It can fall on the left, and is the same for every sample when the lowest
+  bin holds the maximum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from purereplay.errors import UserError
+from purereplay.purify.beta_em import Betas, expectation_maximisation, log_joint, quantile, scale
+
+Scaling = Literal["trimmed", "minmax"]
+Lookup = Literal["exact", "table"]
+SmallClass = Literal["drop", "keep"]
+
+MIN_SAMPLES = 4
+RULES = ("fitted", "collapsed", "flat", "small")  # what was done with the scores; `Fits.rule` points into it
+_FITTED, _COLLAPSED, _FLAT, _SMALL = range(4)
+_N_BINS = 100
+
+
+class Fits(NamedTuple):
+    """R mixtures; component 0 is noisy, component 1 clean."""
+
+    low: Tensor  # (R,): the score that is scaled to 0
+    high: Tensor  # (R,): the score that is scaled to 1
+    betas: Betas  # (R, 2) each, in scaled scores
+    converged: Tensor  # bool (R,)
+    n_iter: Tensor  # int64 (R,): EM steps made
+    rule: Tensor  # int64 (R,): index into RULES
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise UserError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise UserError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}.")
+
+
+def fit_mixtures(
+    scores: Tensor, mask: Tensor, *, scaling: Scaling = "trimmed", n_iter: int = 10, tolerance: float = 1e-3
+) -> Fits:
+    """R mixtures at once, of float64 scores (R, N) that are finite where `mask` (R, N), by the rules above.
+
+    A fit has converged when its last EM step moved the mean log-likelihood by less than `tolerance`.
+    """
+    check_choice("scaling", scaling, ("trimmed", "minmax"))
+    if n_iter < 1:
+        raise UserError(f"n_iter is {n_iter}, but the mixture needs at least one step.")
+    n_scores = mask.sum(1)
+    # sorted, so that a fit does not depend on the order of its samples even in the last bit; padding comes last
+    ordered = scores.masked_fill(~mask, torch.inf).sort(1).values
+    margin = 0.05 if scaling == "trimmed" else 0.0
+    low, high = quantile(ordered, n_scores, margin), quantile(ordered, n_scores, 1.0 - margin)
+    # with some slack: whether a score that ties with a bound is fitted must not hang on its last bit
+    slack = 1e-9 * (high / 2 - low / 2)
+    inside = (ordered >= (low - slack)[:, None]) & (ordered <= (high + slack)[:, None]) & (ordered < torch.inf)
+    betas, n_steps, change = expectation_maximisation(scale(ordered, low, high), inside, n_iter)
+    mean = betas.alpha / (betas.alpha + betas.beta)
+    swapped = (mean[:, 0] > mean[:, 1])[:, None]
+    betas = Betas(*(torch.where(swapped, part.flip(1), part) for part in betas))
+    flat = high / 2 - low / 2 <= 1e-8 * torch.maximum(low.abs(), high.abs())
+    rule = torch.where(n_steps < n_iter, _COLLAPSED, _FITTED)
+    rule = torch.where(n_scores < MIN_SAMPLES, _SMALL, torch.where(flat, _FLAT, rule))
+    return Fits(low, high, betas, (change < tolerance) & (rule == _FITTED), n_steps, rule)
+
+
+def read_posterior(fits: Fits, scores: Tensor, *, lookup: Lookup = "exact", small_class: SmallClass = "drop") -> Tensor:
+    """Probability in [0, 1] that float64 scores (R, N) belong to the clean component of their fit (high = clean)."""
+    check_choice("small_class", small_class, ("drop", "keep"))
+    check_choice("lookup", lookup, ("exact", "table"))
+    x = scale(scores, fits.low, fits.high)
+    if lookup == "exact":
+        posterior = _clean_share(fits.betas, _hold_at_turn(fits.betas, x))
+    else:
+        grid = torch.linspace(1e-12, 1 - 1e-12, _N_BINS, dtype=x.dtype, device=x.device)
+        table = _clean_share(fits.betas, grid.expand(len(x), _N_BINS))
+        top, at = table.max(1, keepdim=True)
+        table = torch.where(torch.arange(_N_BINS, device=x.device) >= at, top, table)
+        posterior = table.gather(1, (_N_BINS * x).long().clamp(0, _N_BINS - 1))
+    rule = fits.rule[:, None]
+    posterior = torch.where(rule == _FLAT, 0.5, posterior)
+    return torch.where(rule == _SMALL, 0.5 if small_class == "keep" else 0.0, posterior)
+
+
+def _clean_share(betas: Betas, x: Tensor) -> Tensor:
+    """γ_clean(x), Eq. p(z | c), as the densities give it: (R, N)."""
+    return log_joint(betas, x).softmax(1)[:, 1]
+
+
+def _hold_at_turn(betas: Betas, x: Tensor) -> Tensor:
+    """x (R, N), moved to the turning point of the log-odds from the side where these fall with x."""
+    # d log-odds / dx = a / x - b / (1 - x), zero at x = a / (a + b). They cannot fall everywhere (a < 0 < b), since the
+    # clean component has the higher mean.
+    a, b = ((part[:, 1] - part[:, 0])[:, None] for part in betas[:2])
+    turn = a / (a + b)
+    x = torch.where((a > 0) & (b > 0), torch.minimum(x, turn), x)  # the turn is a maximum
+    return torch.where((a < 0) & (b < 0), torch.maximum(x, turn), x)  # the turn is a minimum
+
+
+class BetaMixture:
+    """Two beta components of one set of scores; the posterior of the clean one, which has the higher mean.
+
+    Options: `n_iter` EM steps; `tolerance` on the mean log-likelihood for `converged_`; `scaling`, `lookup` and
+    `small_class` as in this module's rules. After `fit`, in the order (noisy, clean) and in scaled scores: `alpha_`,
+    `beta_`, `weights_`, `means_`; `low_` and `high_`, the scores scaled to 0 and 1; `converged_`; `n_iter_` steps made;
+    `rule_`, one of RULES.
+    """
+
+    alpha_: NDArray[np.float64]
+    beta_: NDArray[np.float64]
+    weights_: NDArray[np.float64]
+    means_: NDArray[np.float64]
+    low_: float
+    high_: float
+    converged_: bool
+    n_iter_: int
+    rule_: str
+
+    def __init__(
+        self,
+        *,
+        n_iter: int = 10,
+        tolerance: float = 1e-3,
+        scaling: Scaling = "trimmed",
+        lookup: Lookup = "exact",
+        small_class: SmallClass = "drop",
+    ) -> None:
+        self.n_iter = n_iter
+        self.tolerance = tolerance
+        self.scaling = scaling
+        self.lookup = lookup
+        self.small_class = small_class
+
+    def fit(self, scores: ArrayLike) -> Self:
+        """Fit finite scores (n,), n ≥ 1."""
+        row = _one_row(scores)
+        mask = torch.ones_like(row, dtype=torch.bool)
+        fits = fit_mixtures(row, mask, scaling=self.scaling, n_iter=self.n_iter, tolerance=self.tolerance)
+        self._fits = fits
+        self.alpha_, self.beta_, self.weights_ = (part[0].numpy() for part in fits.betas)
+        self.means_ = self.alpha_ / (self.alpha_ + self.beta_)
+        self.low_, self.high_ = float(fits.low), float(fits.high)
+        self.converged_, self.n_iter_, self.rule_ = bool(fits.converged), int(fits.n_iter), RULES[int(fits.rule)]
+        return self
+
+    def posterior(self, scores: ArrayLike) -> NDArray[np.float64]:
+        """Probability that each score (n,) is of the clean component: in [0, 1], high = clean."""
+        if not hasattr(self, "_fits"):
+            raise UserError("The beta mixture must be fitted before it is asked for a posterior.")
+        row = read_posterior(self._fits, _one_row(scores), lookup=self.lookup, small_class=self.small_class)
+        values: NDArray[np.float64] = row[0].numpy()
+        return values
+
+
+def _one_row(scores: ArrayLike) -> Tensor:
+    """Finite scores (n,) as float64 (1, n)."""
+    values: NDArray[Any] = np.array(scores, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise UserError(f"Scores have shape {values.shape}, but must be one row of at least one number.")
+    if not np.isfinite(values).all():
+        raise UserError(f"Score {int(np.flatnonzero(~np.isfinite(values))[0])} is not a finite number.")
+    return torch.from_numpy(values)[None]

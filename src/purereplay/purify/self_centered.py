@@ -1,0 +1,175 @@
+"""The Self-Centered filter: from features and given labels to one probability of being clean for every sample.
+
+In: the expert's features of a delayed buffer and the given labels. Out: clean probabilities (high = clean), on which
+the purified buffer admits and evicts. Paper: section "Self-Centered Filter"; the mean over graphs is Eq. p(z | D_l),
+its integral taken over E_max = `n_graphs` sampled graphs.
+
+features → graph (per label) → centrality → beta mixture → clean probability → selection
+
+Labels of similar size go through as one batch, and all is computed in float64 on the chosen device: the graphs are
+then the same on every device, and the probabilities agree to about 1e-7. A label's result does not depend on the
+other labels.
+"""
+
+from collections.abc import Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from purereplay.data.seeds import derive_seed
+from purereplay.errors import UserError
+from purereplay.purify.beta_mixture import RULES, Fits, Scaling, SmallClass, check_choice, fit_mixtures, read_posterior
+from purereplay.purify.beta_mixture import Lookup as Posterior
+from purereplay.purify.centrality import principal_eigenvector
+from purereplay.purify.graph import MAX_ENTRIES, LabelGroup, graph_slices, group_by_size
+
+Array = TypeVar("Array", NDArray[Any], Tensor)
+
+
+class LabelFit(NamedTuple):
+    """What happened to the samples of one label; one entry a graph."""
+
+    label: Hashable
+    n: int  # samples with this label
+    rules: tuple[str, ...]  # each one of beta_mixture.RULES
+    converged: tuple[bool, ...]  # the mixture
+    central: tuple[bool, ...]  # the centrality converged
+    alpha: NDArray[np.float64]  # (graphs, 2): noisy, clean
+    beta: NDArray[np.float64]  # (graphs, 2)
+    weights: NDArray[np.float64]  # (graphs, 2)
+
+
+class Verdict(NamedTuple, Generic[Array]):
+    """The filter's answer, with its grounds."""
+
+    clean_probability: Array  # float64 (n,) in [0, 1], high = clean
+    centrality: Array  # float64 (n,) > 0, mean over graphs; 1 is the root mean square within a label and graph
+    fits: list[LabelFit]  # one a label, in order of first appearance
+
+
+def clean_probability(
+    features: Array,
+    labels: ArrayLike | Tensor,
+    n_graphs: int | None = 5,
+    seed: int = 0,
+    *,
+    small_class: SmallClass = "drop",
+    scaling: Scaling = "trimmed",
+    posterior: Posterior = "exact",
+    device: torch.device | str | None = None,
+) -> Array:
+    """Probability of being clean of every sample, float64 (n,), high = clean: `judge` without its grounds."""
+    return judge(
+        features, labels, n_graphs, seed, small_class=small_class, scaling=scaling, posterior=posterior, device=device
+    ).clean_probability
+
+
+def judge(
+    features: Array,
+    labels: ArrayLike | Tensor,
+    n_graphs: int | None = 5,
+    seed: int = 0,
+    *,
+    small_class: SmallClass = "drop",
+    scaling: Scaling = "trimmed",
+    posterior: Posterior = "exact",
+    n_iter: int = 10,
+    device: torch.device | str | None = None,
+    max_entries: int = MAX_ENTRIES,
+) -> Verdict[Array]:
+    """Judge a buffer: features (n, d), given labels (n,) of any hashable kind.
+
+    `n_graphs` 0 or None is the non-stochastic filter. `small_class`, `scaling` and `posterior` (the mixture's `lookup`)
+    are explained in `beta_mixture`. Results are of the features' kind and on their device; `device` is where to compute
+    (default: there). `max_entries` bounds the memory, not the result.
+    """
+    if n_graphs is not None and n_graphs < 0:
+        raise UserError(f"n_graphs is {n_graphs}, but must be 0 (the similarity graph itself) or more.")
+    check_choice("posterior", posterior, ("exact", "table"))
+    values = _checked_features(features, device)
+    members = _checked_members(labels, len(values))
+    probability, centrality = values.new_empty(len(values)), values.new_empty(len(values))
+    reports: dict[Hashable, LabelFit] = {}
+    for group in group_by_size(members, values.device):
+        n_labels, width = group.rows.shape
+        parts = [
+            principal_eigenvector(adjacency)
+            for adjacency in graph_slices(values, group, int(n_graphs or 0), int(seed), max_entries=max_entries)
+        ]
+        scores = torch.cat([part.vector for part in parts])  # (L·E, N)
+        n_each = len(scores) // n_labels
+        fits = fit_mixtures(scores, group.mask.repeat_interleave(n_each, 0), scaling=scaling, n_iter=n_iter)
+        clean = read_posterior(fits, scores, lookup=posterior, small_class=small_class)
+        rows = group.rows[group.mask]
+        probability[rows] = clean.view(n_labels, n_each, width).mean(1)[group.mask]
+        # a unit vector's root mean square is n^-1/2: undone, so that large and small classes compare
+        scores = scores.view(n_labels, n_each, width).mean(1) * group.mask.sum(1, keepdim=True).sqrt()
+        centrality[rows] = scores[group.mask]
+        reports |= _report(group, fits, torch.cat([part.converged for part in parts]))
+    # rounding in the mean may leave a few 1e-16 above 1
+    probability.clamp_(0.0, 1.0)
+    fits_in_order = [reports[label] for label in members]
+    return Verdict(_as_kind(probability, features), _as_kind(centrality, features), fits_in_order)
+
+
+def select(probability: Array, seed: int) -> Array:
+    """Who enters: a bool mask (n,), each True with its own probability; 1 always enters, 0 never."""
+    chances = probability.detach().cpu().numpy() if isinstance(probability, Tensor) else np.asarray(probability)
+    if chances.ndim != 1 or not bool(((chances >= 0) & (chances <= 1)).all()):
+        raise UserError("Clean probabilities must be one row of numbers between 0 and 1.")
+    dice = np.random.Generator(np.random.PCG64(derive_seed(int(seed), "select"))).random(len(chances))
+    return _as_kind(torch.from_numpy(dice < chances), probability)
+
+
+def _checked_features(features: NDArray[Any] | Tensor, device: torch.device | str | None) -> Tensor:
+    """float64 (n, d) on the device; UserError for what is not a finite matrix."""
+    try:
+        values = features.detach() if isinstance(features, Tensor) else torch.from_numpy(np.array(features, np.float64))
+    except (TypeError, ValueError):
+        raise UserError("Features must be a matrix of numbers, one row a sample.") from None
+    if values.ndim != 2 or values.is_complex() or 0 in values.shape:
+        raise UserError(f"Features have shape {tuple(values.shape)}, but must be (n, d) real numbers with n, d ≥ 1.")
+    values = values.to(device=device, dtype=torch.float64)
+    finite = values.isfinite().all(1)
+    if not bool(finite.all()):
+        raise UserError(f"Features of row {int((~finite).nonzero()[0])} hold NaN or infinity.")
+    return values
+
+
+def _checked_members(labels: ArrayLike | Tensor, n: int) -> dict[Hashable, list[int]]:
+    """Rows of every label, in order of first appearance."""
+    members: dict[Hashable, list[int]] = {}
+    try:
+        array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+        if array.shape != (n,):
+            raise UserError(f"Labels have shape {array.shape}, but {n} samples need ({n},).")
+        for row, label in enumerate(array.tolist()):
+            members.setdefault(label, []).append(row)
+    except (TypeError, ValueError):  # ragged, or not hashable
+        raise UserError("Labels must be one row of names or numbers.") from None
+    return members
+
+
+def _report(group: LabelGroup, fits: Fits, central: Tensor) -> dict[Hashable, LabelFit]:
+    """The fits of a group, label by label, on the CPU."""
+    alpha, beta, weights = (part.cpu().numpy() for part in fits.betas)
+    rules, converged, done = fits.rule.tolist(), fits.converged.tolist(), central.tolist()
+    n_each = len(rules) // len(group.labels)
+    reports: dict[Hashable, LabelFit] = {}
+    for i, (label, size) in enumerate(zip(group.labels, group.sizes, strict=True)):
+        own = slice(i * n_each, (i + 1) * n_each)
+        names = tuple(RULES[rule] for rule in rules[own])
+        flags = tuple(converged[own]), tuple(done[own])
+        reports[label] = LabelFit(label, size, names, *flags, alpha[own], beta[own], weights[own])
+    return reports
+
+
+def _as_kind(values: Tensor, like: Array) -> Array:
+    """`values` as a tensor on the device of `like`, or as a numpy array, whichever `like` is."""
+    if isinstance(like, Tensor):
+        return values.to(like.device)
+    array: NDArray[Any] = values.cpu().numpy()
+    return array

@@ -1,0 +1,81 @@
+"""Pictures of a run, drawn from its metrics.jsonl: nothing in them that the run did not measure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from purereplay.data.files import disk_errors
+from purereplay.errors import UserError
+from purereplay.evaluate.results import RunDirectory
+
+_INK, _GREEN, _RED, _GREY = "#22313f", "#2a9d62", "#c8553d", "#b8c1c9"
+
+
+def draw_run(run: Path, path: Path) -> None:
+    """Accuracy after each task on the left, noise in the stream, behind the filter and in P on the right."""
+    _, settings = RunDirectory.open(run)
+    metrics = run / "metrics.jsonl"
+    if not metrics.exists():
+        raise UserError(f"{run} has measured nothing yet.")
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_accuracy(left, [line for line in lines if line["event"] == "task"])
+    _draw_noise(right, [line for line in lines if line["event"] == "buffer"])
+    noise = "its own labels" if settings.noise == "none" else f"{settings.noise_rate:.0%} {settings.noise} noise"
+    budget = "" if settings.budget == 1 else f", budget {settings.budget:g}"
+    title = f"{settings.dataset}, {noise}: {settings.learner}, {settings.preset}{budget}, seed {settings.seed}"
+    figure.suptitle(title, fontsize=10, color=_INK)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            figure.savefig(path, dpi=130)
+        except ValueError:
+            raise UserError(f"{path.name} has no ending that pictures can have: use .png, .svg or .pdf.") from None
+    plt.close("all")
+
+
+def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
+    if not tasks:
+        return
+    names = ["/".join(map(str, line["classes"][:5])) for line in tasks]
+    for j in range(len(tasks)):  # how each task's own accuracy holds up
+        later = [(i, line["task_accuracies"][j]) for i, line in enumerate(tasks) if i >= j]
+        points = [(i, 100 * a) for i, a in later if a is not None]
+        label = "on one task, since it was learned" if j == 0 else None
+        axes.plot(*zip(*points, strict=True), color=_GREY, marker=".", linewidth=1, label=label)
+    axes.plot([100 * line["accuracy"] for line in tasks], color=_GREEN, marker="o", label="on the whole test set")
+    axes.set(xlabel="after the task with classes", ylabel="accuracy, %", ylim=(0, 102))
+    axes.set_xticks(range(len(names)), names)
+    _tidy(axes)
+
+
+def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
+    if not buffers or all(line["noise"] is None for line in buffers):
+        axes.text(0.5, 0.5, "truth unknown", ha="center", va="center", color=_INK, transform=axes.transAxes)
+        axes.set_axis_off()
+        return
+    at = [line["buffer"] for line in buffers]
+    curves = (
+        ("in the delayed buffer", _GREY, [line["noise"] for line in buffers]),
+        ("in what passed the filter", _RED, [line["passed_noise"] for line in buffers]),
+        ("in the purified buffer", _GREEN, [None if (p := line["purity"]) is None else 1 - p for line in buffers]),
+    )
+    for label, colour, values in curves:
+        points = [(x, 100 * v) for x, v in zip(at, values, strict=True) if v is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, label=label)
+    axes.set(xlabel="delayed buffers filled", ylabel="wrong labels, %", ylim=(0, None))
+    _tidy(axes)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK)
+    axes.legend(frameon=False, fontsize=8, labelcolor=_INK)

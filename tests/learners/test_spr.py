@@ -1,0 +1,257 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from purereplay.data.batch import Batch
+from purereplay.data.datasets import given_labels, load
+from purereplay.data.episodes import tasks_for
+from purereplay.data.streams import Stream
+from purereplay.errors import UserError
+from purereplay.learners.settings import SprSettings, build_spr, preset
+from purereplay.learners.spr import SPR
+from purereplay.nets.engine import Engine, drive
+
+CPU = torch.device("cpu")
+TINY = SprSettings(
+    delayed_size=30,
+    purified_size=20,
+    network="mlp",
+    hidden=16,
+    projection_size=8,
+    expert_epochs=6,
+    base_epochs=4,
+    expert_batch=30,
+    base_batch=30,
+    warm_epochs=1,
+    finetune_epochs=3,
+)
+
+
+def learner(settings: SprSettings = TINY, seed: int = 0, engine: Engine | None = None) -> SPR:
+    return build_spr(settings, image_shape=(1, 8, 8), n_classes=10, engine=engine or Engine(CPU), seed=seed)
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    digits = load("digits")
+    labels = given_labels(digits, noise="symmetric", rate=0.4, seed=0)
+    return Stream(digits.images, labels, tasks=tasks_for("digits", "symmetric"), seed=0)
+
+
+def same(a: SPR, b: SPR) -> bool:
+    ours, theirs = a.state(), b.state()
+    return set(ours) == set(theirs) and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def close(a: SPR, b: SPR) -> None:
+    ours, theirs = a.state(), b.state()
+    assert set(ours) == set(theirs)
+    for n in ours:
+        torch.testing.assert_close(ours[n], theirs[n], rtol=1e-3, atol=1e-4)
+
+
+def test_the_algorithm_step_by_step(stream):
+    ours = learner()
+    assert ours.observe(stream.batch(0, 29)) == []  # not full: nothing happens
+    [report] = ours.observe(stream.batch(29, 31))
+    assert ours.delayed.n == 1 and ours.n_done == 1
+    assert report.index.tolist() == stream.order[:30].tolist()
+    passed = set(report.index[report.selected_mask].tolist())
+    assert set(report.purified_index.tolist()) <= passed and len(report.purified_index) == min(20, len(passed))
+    assert ((report.clean_probability >= 0) & (report.clean_probability <= 1)).all()
+    assert not report.selected_mask[report.clean_probability == 0].any()
+    assert math.isfinite(report.expert_loss) and math.isfinite(report.base_loss)
+
+
+def test_batch_size_does_not_matter(stream):
+    """Any split of the stream gives the same learner; one by one is the same to the bit as ten by ten."""
+    ones, tens, whole = learner(), learner(), learner()
+    for i in range(95):
+        ones.observe(stream.batch(i, i + 1))
+    for i in range(0, 95, 10):
+        tens.observe(stream.batch(i, min(i + 10, 95)))
+    whole.observe(stream.batch(0, 95))  # three experts side by side
+    assert same(ones, tens)
+    close(ones, whole)
+    assert torch.equal(ones.purified.state()["index"], whole.purified.state()["index"])
+
+
+def test_same_seed_same_bits(stream):
+    a, b, c = learner(seed=1), learner(seed=1), learner(seed=2)
+    for ours in (a, b, c):
+        ours.observe(stream.batch(0, 70))
+    assert same(a, b) and not same(a, c)
+    images = torch.from_numpy(load("digits").test_images)
+    assert torch.equal(a.classifier().logits(images), b.classifier().logits(images))
+
+
+def test_state_moves_to_another_learner_at_every_step(stream):
+    """Cut the work off at each of its requests, load the state elsewhere, go on there: the end is the same."""
+    whole = learner()
+    whole.observe(stream.batch(0, 65))
+    for cut in range(4):
+        ours = learner()
+        ours.take(stream.batch(0, 65))
+        done = 0
+        while ours.pending and done <= cut:
+            work = ours.work()
+            try:
+                request = next(work)
+                while True:
+                    if done == cut:
+                        raise InterruptedError
+                    done += 1
+                    request = work.send(ours.engine.train(request))
+            except StopIteration:
+                continue
+            except InterruptedError:
+                break
+        moved = learner()
+        moved.load({n: t.clone() for n, t in ours.state().items()})
+        while moved.pending:
+            drive(moved.work(), moved.engine)
+        assert same(moved, whole), f"cut at request {cut}"
+
+
+@pytest.mark.parametrize("order", ["filter-first", "replay-first"])
+def test_order_of_filter_and_replay(stream, order):
+    ours = learner(replace(TINY, order=order))
+    ours.take(stream.batch(0, 30))
+    work = ours.work()
+    request = next(work)
+    work.send(ours.engine.train(request))  # stands at the request for the base
+    assert (ours.purified.n > 0) == (order == "filter-first")
+
+
+def test_base_batches(stream):
+    def base_job(settings: SprSettings, n: int):
+        ours = learner(settings)
+        ours.observe(stream.batch(0, n))
+        ours.take(stream.batch(n, n + 30))
+        work = ours.work()
+        [job] = work.send(ours.engine.train(next(work)))
+        return ours, job
+
+    _, early = base_job(TINY, 0)
+    assert early.replay is None and early.recipe.batch_size == 30 and early.steps_per_epoch == 1
+    ours, late = base_job(TINY, 120)
+    assert ours.purified.is_full
+    assert (late.recipe.batch_size, late.recipe.replay_size, late.steps_per_epoch) == (15, 15, 2)
+    assert late.start == 4 * (4 - 1) and late.optimizer is not None  # the schedule and the optimizer go on
+    _, union = base_job(replace(TINY, replay="union", base_schedule="restart"), 120)
+    assert union.images.shape[0] == 50 and union.steps_per_epoch == 1 and union.replay is None and union.start == 0
+    _, distinct = base_job(replace(TINY, replay="halves-distinct"), 120)
+    assert distinct.recipe.replay_distinct
+
+
+def test_flush_handles_the_tail_or_drops_it(stream):
+    processed, dropped = learner(), learner(replace(TINY, tail="drop"))
+    for ours in (processed, dropped):
+        ours.observe(stream.batch(0, 37))
+    [report] = processed.flush()
+    assert report.index.shape[0] == 7 and processed.n_done == 2 and processed.flush() == []
+    assert dropped.flush() == [] and dropped.n_done == 1 and dropped.delayed.n == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_tiny_tail_is_no_trouble(stream, n):
+    ours = learner()
+    ours.observe(stream.batch(0, n))
+    [report] = ours.flush()
+    assert torch.isfinite(report.clean_probability).all()
+    assert torch.isfinite(ours.classifier().logits(stream.batch(0, 5).images)).all()
+
+
+def test_classifier_at_any_moment_and_cached_until_something_changes(stream):
+    ours = learner()
+    images = stream.batch(0, 5).images
+    first = ours.classifier()
+    assert first.predict(images).shape == (5,) and first.probabilities(images).sum(1).allclose(torch.ones(5))
+    assert ours.classifier() is first
+    ours.observe(stream.batch(0, 30))
+    second = ours.classifier()
+    assert second is not first
+    base = {n: t.clone() for n, t in ours.base.items()}
+    ours.classifier()
+    assert all(torch.equal(base[n], ours.base[n]) for n in base)  # finetuning works on a copy
+
+
+def test_reseed_draws_the_same_numbers_for_every_buffer(stream):
+    batch = stream.batch(0, 30)
+    again, fresh = learner(replace(TINY, reseed=True)), learner()
+    twice = Batch(*(torch.cat([t, t]) for t in batch))
+    a, b = again.observe(twice)
+    c, d = fresh.observe(twice)
+    assert torch.allclose(a.clean_probability, b.clean_probability)
+    assert not torch.allclose(c.clean_probability, d.clean_probability)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"features": "penultimate"},
+        {"graphs": 0},
+        {"scaling": "minmax", "posterior": "table", "small_class": "keep"},
+        {"admission": "greedy", "projection": "linear"},
+        {"schedule": "constant", "finetune_clip": None, "finetune_decay_every": None},
+    ],
+)
+def test_every_option_changes_the_learner_and_still_learns(stream, option):
+    usual, other = learner(), learner(replace(TINY, **option))
+    for ours in (usual, other):
+        ours.observe(stream.batch(0, 120))
+        ours.classifier()
+    images = stream.batch(0, 50).images
+    assert not torch.equal(usual.classifier().logits(images), other.classifier().logits(images))
+
+
+def test_colour_images_take_a_resnet_and_jitter():
+    images = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
+    settings = replace(TINY, delayed_size=8, network="resnet18", expert_epochs=1, base_epochs=1)
+    ours = build_spr(
+        settings, image_shape=(3, 16, 16), n_classes=2, engine=Engine(CPU), seed=0, mean=(0.5,) * 3, std=(0.2,) * 3
+    )
+    assert ours.expert.views.jitter == (0.5, 0.5, 0.5, 0.2)
+    [report] = ours.observe(Batch(images, torch.tensor([0, 1] * 4), torch.arange(8)))
+    assert torch.isfinite(report.clean_probability).all()
+    assert ours.classifier().logits(images).shape == (8, 2)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "index", "culprit"),
+    [
+        (torch.zeros(2, 1, 8, 8), [0, 1], [0, 1], "float32"),
+        (torch.zeros(2, 1, 8, 9, dtype=torch.uint8), [0, 1], [0, 1], r"\(2, 1, 8, 9\)"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), [0, 10], [7, 8], "Sample 8 has label 10"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), [0, -1], [7, 8], "Sample 8 has label -1"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), [0], [0], "each of its 2 images"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), [0.0, 1.0], [0, 1], "int64"),
+    ],
+)
+def test_bad_batches_name_the_culprit_and_change_nothing(stream, images, labels, index, culprit):
+    ours = learner()
+    ours.observe(stream.batch(0, 40))
+    before = {n: t.clone() for n, t in ours.state().items()}
+    with pytest.raises(UserError, match=culprit):
+        ours.observe(Batch(images, torch.tensor(labels), torch.tensor(index)))
+    after = ours.state()
+    assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+def test_purer_than_the_stream_and_better_than_guessing():
+    """The point of it all, on a small scale: the demo's settings on the first two tasks."""
+    digits = load("digits")
+    given = given_labels(digits, noise="symmetric", rate=0.4, seed=3)
+    stream = Stream(digits.images, given, tasks=tasks_for("digits", "symmetric")[:2], seed=3)
+    settings = replace(preset("demo"), delayed_size=100, purified_size=100, network="mlp", expert_batch=100)
+    ours = learner(replace(settings, base_batch=100, expert_epochs=100, base_epochs=20), seed=3)
+    ours.observe(stream.batch(0, len(stream)))
+    held, _ = ours.purified.contents()
+    noisy = given != digits.true_labels
+    assert noisy[held.index].mean() < 0.5 * noisy[stream.order].mean()
+    seen = np.isin(digits.test_labels, (7, 6, 2, 3))
+    right = ours.classifier().predict(torch.from_numpy(digits.test_images[seen])).numpy() == digits.test_labels[seen]
+    assert right.mean() > 0.6

@@ -1,0 +1,218 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from purereplay.nets.draws import uniforms
+from purereplay.nets.engine import Engine, Progress, drive, network_bytes
+from purereplay.nets.jobs import Contrastive, Job, Supervised
+from purereplay.nets.networks import MLP, Head, Network, stack
+from purereplay.nets.resnet import ResNet18
+from purereplay.nets.steps import batch_index, contrastive_loss, learning_rate, replay_index
+
+CPU = torch.device("cpu")
+NETWORK = Network(MLP(36, (16, 16)), Head(8, hidden=True))
+
+
+def job(k: int, recipe: Contrastive | Supervised, n: int = 12, **more) -> Job:
+    generator = torch.Generator().manual_seed(100 + k)
+    images = torch.randint(0, 256, (n, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    network = more.pop("network", NETWORK)
+    return Job("test", network, network.init(k), recipe, images, seed=1000 + k, **more)
+
+
+def test_side_by_side_equals_one_by_one():
+    jobs = [job(k, Contrastive(epochs=5, batch_size=6)) for k in range(3)]
+    together = Engine(CPU).train(jobs)
+    for k in range(3):
+        [alone] = Engine(CPU).train([jobs[k]])
+        for name in alone.state:
+            torch.testing.assert_close(together[k].state[name], alone.state[name], rtol=1e-4, atol=1e-6)
+        assert math.isclose(together[k].loss, alone.loss, rel_tol=1e-4)
+
+
+def test_resnets_side_by_side_equal_one_by_one():
+    network = Network(ResNet18(channels=1, size=6, stem="small", width=4), Head(8))
+    jobs = [job(k, Contrastive(epochs=2, batch_size=12), network=network) for k in range(2)]
+    together = Engine(CPU).train(jobs)
+    for k in range(2):
+        [alone] = Engine(CPU).train([jobs[k]])
+        for name in alone.state:
+            torch.testing.assert_close(together[k].state[name], alone.state[name], rtol=1e-3, atol=1e-5)
+        assert not torch.equal(alone.state["backbone.bn1.running_mean"], jobs[k].state["backbone.bn1.running_mean"])
+
+
+def test_the_loop_equals_adam_written_out():
+    recipe = Contrastive(epochs=4, batch_size=12, learning_rate=1e-2, warm_epochs=1)
+    one = job(0, recipe)
+    [trained] = Engine(CPU).train([one])
+    state = {n: t.clone().requires_grad_() for n, t in stack([one.state]).items()}
+    images, keys = one.images[None].float() / 255, torch.tensor([one.seed])
+    mean, square = ({n: torch.zeros_like(t) for n, t in state.items()} for _ in range(2))
+    for step in range(4):
+        loss = contrastive_loss(NETWORK, state, recipe, images, None, keys, torch.tensor(step))
+        gradients = dict(zip(state, torch.autograd.grad(loss.sum(), list(state.values())), strict=True))
+        rate = 1e-2 * (1 + math.cos(math.pi * max(0, step - 1) / 4)) / 2
+        with torch.no_grad():
+            for n, g in gradients.items():
+                mean[n] = 0.9 * mean[n] + 0.1 * g
+                square[n] = 0.999 * square[n] + 0.001 * g * g
+                m, s = mean[n] / (1 - 0.9 ** (step + 1)), square[n] / (1 - 0.999 ** (step + 1))
+                state[n] -= rate * m / (s.sqrt() + 1e-8)
+    for name, t in trained.state.items():
+        torch.testing.assert_close(t, state[name][0].detach(), rtol=1e-4, atol=1e-5)
+    assert int(trained.optimizer["step"]) == 4
+    torch.testing.assert_close(trained.optimizer["mean.head.output.bias"], mean["head.output.bias"][0])
+
+
+def test_same_seed_same_bits_other_seed_other_bits():
+    recipe = Contrastive(epochs=3, batch_size=4)
+    a, b = (Engine(CPU).train([job(0, recipe)])[0] for _ in range(2))
+    c = Engine(CPU).train([replace(job(0, recipe), seed=1)])[0]
+    assert all(torch.equal(a.state[n], b.state[n]) for n in a.state) and a.loss == b.loss
+    assert a.loss != c.loss
+
+
+def test_a_loop_that_is_used_again_remembers_nothing():
+    engine, recipe = Engine(CPU), Contrastive(epochs=3, batch_size=4)
+    [first] = engine.train([job(0, recipe)])
+    engine.train([job(1, recipe)])
+    [again] = engine.train([job(0, recipe)])
+    assert all(torch.equal(first.state[n], again.state[n]) for n in first.state)
+    assert all(torch.equal(first.optimizer[n], again.optimizer[n]) for n in first.optimizer)
+
+
+def test_the_job_is_left_as_it_was():
+    one = job(0, Contrastive(epochs=2, batch_size=4))
+    before = {n: t.clone() for n, t in one.state.items()}
+    Engine(CPU).train([one])
+    assert all(torch.equal(before[n], one.state[n]) for n in before)
+
+
+def test_the_optimizer_goes_on():
+    recipe = Contrastive(epochs=2, batch_size=12, schedule="constant")
+    [first] = Engine(CPU).train([job(0, recipe)])
+    onward = replace(job(0, recipe), state=first.state, optimizer=first.optimizer)
+    [second] = Engine(CPU).train([onward])
+    [fresh] = Engine(CPU).train([replace(onward, optimizer=None)])
+    assert int(second.optimizer["step"]) == 4
+    assert any(not torch.equal(second.state[n], fresh.state[n]) for n in second.state)
+
+
+def test_answers_come_in_the_order_of_the_jobs_whatever_the_groups():
+    jobs = [job(k, Contrastive(epochs=1 + k % 2, batch_size=4), n=8 + 4 * (k % 3)) for k in range(6)]
+    answers = Engine(CPU).train(jobs)
+    for one, answer in zip(jobs, answers, strict=True):
+        assert int(answer.optimizer["step"]) == one.n_steps
+        assert torch.allclose(answer.state["head.output.bias"], one.state["head.output.bias"], atol=0.05)
+
+
+def test_finetuning_learns_the_labels_and_clips():
+    network = Network(MLP(36, (16,)), Head(2))
+    one = job(0, Supervised(epochs=60, batch_size=4), network=network, labels=torch.arange(12) % 2)
+    [trained] = Engine(CPU).train([one])
+    logits = network.outputs(stack([trained.state]), one.images[None].float() / 255)[0]
+    assert (logits.argmax(-1) == one.labels).all()
+    # Adam's first moment can never exceed the cut, and with a tiny cut does not reach what it is without
+    [cut] = Engine(CPU).train([replace(one, recipe=Supervised(epochs=1, batch_size=4, clip=1e-6))])
+    assert max(float(cut.optimizer[n].abs().max()) for n in cut.optimizer if n.startswith("mean.")) <= 1e-6
+
+
+def test_learning_rates_are_the_schedules():
+    def rates(recipe, steps, per_epoch=2, start=0):
+        return [float(learning_rate(recipe, torch.tensor(t), per_epoch, torch.tensor(start))) for t in steps]
+
+    cosine = Contrastive(epochs=20, batch_size=1, learning_rate=1.0, warm_epochs=10)
+    assert rates(cosine, [0, 19, 20]) == pytest.approx([1, 1, 1])
+    assert rates(cosine, [2 * 15]) == pytest.approx([(1 + math.cos(math.pi * 5 / 20)) / 2])
+    # never restarted: after one buffer's epochs it falls on, after 20 it rises again
+    assert rates(cosine, [0], start=20) == pytest.approx([0], abs=1e-6)
+    assert rates(cosine, [0], start=30) == pytest.approx([0.5], abs=1e-6)
+    assert rates(replace(cosine, schedule="constant"), [0, 39]) == [1, 1]
+    steps = Supervised(epochs=1, learning_rate=1.0, decay_every=300)
+    assert rates(steps, [0, 299, 300, 600]) == pytest.approx([1, 1, 0.1, 0.01])
+    assert rates(replace(steps, decay_every=None), [900]) == [1]
+
+
+def test_an_epoch_shows_every_image_once_in_a_new_order():
+    keys = torch.tensor([3, 4])
+    epochs = [torch.cat([batch_index(keys, torch.tensor(t), 12, 4) for t in (e, e + 1, e + 2)], 1) for e in (0, 3)]
+    for order in epochs:
+        assert (order.sort(1).values == torch.arange(12)).all()
+    assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0][0], epochs[0][1])
+    assert batch_index(keys, torch.tensor(0), 4, 4) is None
+
+
+def test_replay_is_drawn_with_replacement_or_distinct():
+    keys = torch.tensor([3])
+    often = torch.cat([replay_index(keys, torch.tensor(t), 10, 10, distinct=False) for t in range(300)])
+    assert often.min() == 0 and often.max() == 9
+    n_distinct = torch.tensor([row.unique().numel() for row in often]).double().mean()
+    assert abs(n_distinct - 10 * (1 - 0.9**10)) < 0.3  # what drawing with replacement gives
+    once = replay_index(keys, torch.tensor(0), 10, 10, distinct=True)
+    assert once.unique().numel() == 10
+
+
+def test_replay_images_take_part():
+    recipe = Contrastive(epochs=1, batch_size=6, replay_size=6)
+    a, b = (job(0, recipe, replay=torch.full((8, 1, 6, 6), v, dtype=torch.uint8)) for v in (0, 200))
+    assert Engine(CPU).train([a])[0].loss != Engine(CPU).train([b])[0].loss
+
+
+def test_self_supervision_brings_views_of_one_image_together():
+    grey = torch.linspace(0, 255, 12).to(torch.uint8).view(12, 1, 1, 1).expand(12, 1, 6, 6)  # told apart in any crop
+    one = replace(job(0, Contrastive(epochs=200, batch_size=12, learning_rate=3e-3)), images=grey)
+    first, last = (Engine(CPU).train([replace(one, recipe=replace(one.recipe, epochs=e))])[0].loss for e in (1, 200))
+    assert last < first - 0.3
+
+
+def test_progress_is_told_and_may_interrupt():
+    heard: list[Progress] = []
+
+    def stop(now: Progress) -> None:
+        heard.append(now)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        Engine(CPU, watch=stop).train([job(0, Contrastive(epochs=100_000, batch_size=12))])
+    assert heard[0].phase == "test" and 0 < heard[0].done < heard[0].total == 100_000
+
+
+def test_drive_answers_every_request():
+    def work():
+        [one] = yield [job(0, Contrastive(epochs=1, batch_size=12))]
+        two, three = yield [job(k, Contrastive(epochs=2, batch_size=12)) for k in (1, 2)]
+        return [int(t.optimizer["step"]) for t in (one, two, three)]
+
+    engine = Engine(CPU)
+    assert drive(work(), engine) == [1, 2, 2]
+    assert engine.steps["test"] == 5 and engine.seconds["test"] > 0
+
+
+def test_memory_of_a_network_grows_with_what_it_holds():
+    small, large = (job(0, Contrastive(epochs=1, batch_size=n), n=n) for n in (10, 1000))
+    assert network_bytes(small) < network_bytes(large)
+    assert 1 <= Engine(CPU).side_by_side(large) <= 16
+
+
+@pytest.mark.gpu
+def test_captured_steps_equal_the_plain_loop_and_repeat_bit_for_bit():
+    cuda = torch.device("cuda")
+    recipe = Contrastive(epochs=40, batch_size=6, replay_size=6)
+    replay = torch.randint(0, 256, (9, 1, 6, 6), dtype=torch.uint8)
+    jobs = [job(k, recipe, replay=replay) for k in range(3)]
+    on_cpu = Engine(CPU).train(jobs)
+    runs = [Engine(cuda).train(jobs) for _ in range(2)]
+    for k in range(3):
+        assert runs[0][k].loss == runs[1][k].loss
+        assert all(torch.equal(runs[0][k].state[n], runs[1][k].state[n]) for n in runs[0][k].state)
+        assert math.isclose(runs[0][k].loss, on_cpu[k].loss, rel_tol=2e-2)
+
+
+@pytest.mark.gpu
+def test_draws_are_the_same_on_both_devices():
+    keys = torch.tensor([1, 2, 3])
+    here = uniforms(keys, torch.tensor(5), 1000, stream=1)
+    there = uniforms(keys.cuda(), torch.tensor(5).cuda(), 1000, stream=1)
+    assert torch.equal(here, there.cpu())

@@ -1,0 +1,40 @@
+import math
+
+import torch
+
+from purereplay.nets.losses import cross_entropy, nt_xent
+
+
+def slow_nt_xent(u: list[list[float]], tau: float) -> float:
+    """Equation 1, term by term."""
+    norm = [[v / math.sqrt(sum(w * w for w in row)) for v in row] for row in u]
+    n = len(u)
+    total = 0.0
+    for i in range(n):
+        j = (i + n // 2) % n
+        similar = [math.exp(sum(a * b for a, b in zip(norm[i], norm[k], strict=True)) / tau) for k in range(n)]
+        total -= math.log(similar[j] / sum(s for k, s in enumerate(similar) if k != i))
+    return total / n
+
+
+def test_nt_xent_equals_the_formula():
+    z = torch.randn(3, 10, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours = nt_xent(z, 0.5)
+    for k in range(3):
+        assert math.isclose(ours[k], slow_nt_xent(z[k].tolist(), 0.5), rel_tol=1e-10)
+
+
+def test_nt_xent_is_small_when_views_agree_and_others_do_not():
+    together = torch.eye(4).repeat(2, 1)[None]
+    assert nt_xent(together, 0.1) < 0.01 < nt_xent(together[:, torch.randperm(8)], 0.1)
+
+
+def test_nt_xent_of_one_image_is_zero_not_nan():
+    assert nt_xent(torch.randn(1, 2, 4), 0.5).item() == 0
+
+
+def test_cross_entropy_is_each_networks_own_mean():
+    logits, labels = torch.randn(2, 5, 3), torch.tensor([[0, 1, 2, 0, 1], [2, 2, 1, 0, 0]])
+    for k in range(2):
+        expected = -logits[k].log_softmax(-1)[torch.arange(5), labels[k]].mean()
+        torch.testing.assert_close(cross_entropy(logits, labels)[k], expected)
