@@ -1,0 +1,202 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from purereplay.errors import UserError
+from purereplay.evaluate import experiment as experiments
+from purereplay.evaluate.experiment import prepare
+from purereplay.evaluate.plan import estimate, plan
+from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.settings import RunSettings, resolve
+from purereplay.learners.settings import SprSettings
+
+TINY = {"expert_epochs": "3", "base_epochs": "2", "finetune_epochs": "2", "hidden": "16", "projection_size": "8"}
+
+
+def tiny(**more) -> RunSettings:
+    return resolve(dataset="digits", preset_name="demo", overrides=TINY, device="cpu", **more)
+
+
+def measured(path: Path) -> dict:
+    """result.json without what may differ: times, and how often a step was taken."""
+    result = json.loads((path / "result.json").read_text())
+    return {key: value for key, value in result.items() if key not in ("seconds", "steps")}
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    prepare(tiny(), path).go()
+    return path
+
+
+def test_a_run_writes_what_it_promises(undisturbed):
+    result = json.loads((undisturbed / "result.json").read_text())
+    for key in ("accuracy", "purity", "filtered_noise", "forgetting", "passed_noise", "stream_noise"):
+        assert isinstance(result[key], float)
+    assert len(result["task_accuracies"]) == 5 and len(result["class_accuracies"]) == 10
+    assert set(result["seconds"]) == {"expert", "base", "finetune", "other", "total"}
+    assert result["versions"]["torch"] == torch.__version__ and result["device"].startswith("cpu")
+    assert result["stream_noise"] == pytest.approx(0.4, abs=0.01)
+    lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines].count("task") == 5
+    assert [line["buffer"] for line in lines if line["event"] == "buffer"] == list(range(15))
+    assert sum(line["n"] for line in lines if line["event"] == "buffer") == 1437  # the tail too
+    settings = json.loads((undisturbed / "settings.json").read_text())
+    assert settings["options"]["expert_epochs"] == 3 and settings["options"]["delayed_size"] == 100
+    assert not any(p.suffix in (".pkl", ".pt", ".pth") for p in undisturbed.rglob("*"))
+
+
+def test_the_plan_counts_the_steps_that_are_taken(undisturbed):
+    result = json.loads((undisturbed / "result.json").read_text())
+    counted = plan(tiny().options, (1437,))
+    assert result["steps"]["expert"] == counted.steps["expert"] == 15 * 3
+    assert counted.n_buffers == 15
+    assert counted.steps["base"] >= result["steps"]["base"] >= counted.steps["base"] - 2 * 2 * 2  # P fills up first
+
+
+def test_same_seed_same_result_other_seed_another(undisturbed, tmp_path):
+    prepare(tiny(), tmp_path / "again").go()
+    prepare(tiny(seed=2), tmp_path / "other").go()
+    assert measured(tmp_path / "again") == measured(undisturbed)
+    assert measured(tmp_path / "other")["class_accuracies"] != measured(undisturbed)["class_accuracies"]
+
+
+@pytest.mark.parametrize("at", [1, 2, 7, 16, 20])
+def test_resumed_after_any_line_it_ends_the_same(undisturbed, tmp_path, at, monkeypatch):
+    """The process dies right after its at-th line, when the last checkpoint may be some lines older."""
+    monkeypatch.setattr(experiments, "_CHECKPOINT_SECONDS", 0.2)
+    path = tmp_path / "run"
+
+    def die(line):
+        nonlocal n
+        n += 1
+        if n == at:
+            raise Stop
+
+    n = 0
+    first = prepare(tiny(), path)
+    monkeypatch.setattr(first, "_save", lambda: None) if at == 2 else None  # killed before any checkpoint
+    with pytest.raises(Stop):
+        first.go(die)
+    _, settings = RunDirectory.open(path)
+    assert settings == tiny()
+    prepare(settings, path, resume=True).go()
+    assert measured(path) == measured(undisturbed)
+    assert (path / "metrics.jsonl").read_text() == (undisturbed / "metrics.jsonl").read_text()
+
+
+def test_interrupted_inside_a_training_loop_it_goes_on(undisturbed, tmp_path):
+    path = tmp_path / "run"
+    for patience in (3, 9, 14):  # requests for training before the interruption
+        resume = path.exists()
+        experiment = prepare(tiny(), path, resume=resume)
+        train, n = experiment.engine.train, 0
+
+        def counted(jobs, train=train, patience=patience):
+            nonlocal n
+            n += 1
+            if n == patience:
+                raise Stop
+            return train(jobs)
+
+        experiment.engine.train = counted  # type: ignore[method-assign]
+        with pytest.raises(Stop):
+            experiment.go()
+    prepare(tiny(), path, resume=True).go()
+    assert measured(path) == measured(undisturbed)
+
+
+def test_lines_after_the_checkpoint_are_dropped(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", tiny())
+    run.record({"event": "buffer", "buffer": 0})
+    run.save({"x": torch.tensor(1)}, {})
+    run.record({"event": "buffer", "buffer": 1})
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "bu')  # a line cut in the middle by a kill
+    again, _ = RunDirectory.open(tmp_path / "run")
+    again.restore()
+    assert [line["buffer"] for line in again.lines] == [0]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"event": "buffer", "buffer": 0}\n'
+
+
+def test_a_run_is_not_overwritten_and_not_shared(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", tiny())
+    with pytest.raises(UserError, match="already holds a run"):
+        RunDirectory.create(tmp_path / "run", tiny())
+    with run.locked(), pytest.raises(UserError, match="Another process"), RunDirectory(tmp_path / "run").locked():
+        pass
+
+
+def test_another_stream_than_the_one_it_began_with_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    experiment = prepare(tiny(), path)
+    experiment._save()
+    with pytest.raises(UserError, match="not the one"):
+        prepare(replace(tiny(), noise_rate=0.2), path, resume=True)
+
+
+@pytest.mark.parametrize(("name", "content"), [("settings.json", "{"), ("settings.json", '{"format": 99}')])
+def test_damaged_settings_are_one_sentence(tmp_path, name, content):
+    RunDirectory.create(tmp_path / "run", tiny())
+    (tmp_path / "run" / name).write_text(content)
+    with pytest.raises(UserError):
+        RunDirectory.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"dataset": "nonsense"}, "nonsense"),
+        ({"dataset": "digits", "learner": "nobody"}, "nobody"),
+        ({"dataset": "digits", "preset_name": "best"}, "best"),
+        ({"dataset": "digits", "budget": 0.0}, "budget"),
+        ({"dataset": "digits", "device": "abacus"}, "abacus"),
+        ({"dataset": "digits", "overrides": {"graphs": "many"}}, "graphs must be a whole number"),
+        ({"dataset": "digits", "overrides": {"order": "random"}}, "filter-first, replay-first"),
+        ({"dataset": "digits", "overrides": {"colour": "red"}}, "'colour' is unknown"),
+        ({"dataset": "digits", "overrides": {"delayed_size": "-3"}}, "must be positive"),
+        ({"dataset": "digits", "overrides": {"reseed": "maybe"}}, "true or false"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(arguments, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        resolve(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_presets_budget_and_datasets_fill_the_settings():
+    paper = resolve(dataset="mnist", preset_name="paper", device="cpu").options
+    assert (paper.delayed_size, paper.purified_size, paper.network, paper.features) == (300, 300, "mlp", "penultimate")
+    scaled = resolve(dataset="cifar10", budget=0.1, device="cpu").options
+    assert (scaled.expert_epochs, scaled.base_epochs, scaled.network) == (400, 300, "resnet18")
+    code = resolve(dataset="cifar100", preset_name="reference", device="cpu").options
+    assert (code.delayed_size, code.purified_size, code.expert_batch, code.base_batch) == (1250, 5000, 1250, 250)
+    human = resolve(dataset="cifar10n-random1", device="cpu")
+    assert (human.noise, human.noise_rate, human.options.delayed_size) == ("none", 0.0, 500)
+    own = resolve(dataset="digits", overrides={"finetune_clip": "none", "delayed_size": "50"}, device="cpu").options
+    assert own.finetune_clip is None and own.expert_batch == own.base_batch == 50
+
+
+def test_estimate_counts_and_times(tmp_path):
+    settings = tiny()
+    experiment = prepare(settings, tmp_path / "run")
+    guess = estimate(settings, experiment.learner, experiment.stream.task_ends)
+    assert guess.plan == experiment.plan and guess.memory > 0 and 1 <= guess.side_by_side <= 16
+    assert guess.seconds == pytest.approx(sum(guess.seconds_per_step[p] * n for p, n in guess.plan.steps.items()))
+
+
+def test_every_setting_has_a_comment_that_explains_it():
+    source = Path(experiments.build_spr.__code__.co_filename).read_text()
+    body = source[source.index("class SprSettings") : source.index("PRESETS")]
+    fields = [line for line in body.splitlines() if ": " in line and " = " in line]
+    assert len(fields) == len(SprSettings.__dataclass_fields__)
+    short = {"finetune_batch"}
+    assert all("#" in line for line in fields if line.split(":")[0].strip() not in short)

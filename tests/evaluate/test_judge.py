@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+import torch
+
+from purereplay.evaluate.judge import Judge, forgetting, summary
+from purereplay.learners.base import Report
+
+
+class Always:
+    """A classifier that answers with fixed labels."""
+
+    def __init__(self, answers: list[int]) -> None:
+        self.answers = torch.tensor(answers)
+
+    def predict(self, images: torch.Tensor) -> torch.Tensor:
+        return self.answers
+
+
+def judge(true: list[int] | None = None) -> Judge:
+    return Judge(
+        given_labels=np.array([0, 0, 1, 1, 2, 2]),
+        true_labels=None if true is None else np.array(true),
+        stream_order=np.array([5, 3, 1, 0, 2, 4]),
+        test_images=torch.zeros(6, 1, 1, 1),
+        test_labels=torch.tensor([0, 0, 1, 1, 2, 3]),
+        tasks=((0, 1), (2, 3)),
+    )
+
+
+def report(selected: list[bool], purified: list[int]) -> Report:
+    index = torch.tensor([0, 2, 4])
+    half = torch.full((3,), 0.5, dtype=torch.float64)
+    return Report(7, index, index // 2, half, half, torch.tensor(selected), torch.tensor(purified), 1.0, 2.0)
+
+
+TRUE = [0, 1, 1, 0, 2, 0]  # samples 1, 3 and 5 are noisy
+
+
+def test_purity_and_filtered_noise_by_hand():
+    ours = judge(TRUE)
+    assert ours.stream_noise == 0.5
+    line = ours.buffer_line(report([True, True, False], [0, 1, 2, 4]))
+    assert line["noise"] == 0 and line["n_passed"] == 2 and line["passed_noise"] == 0
+    assert line["purity"] == 0.75 and line["filtered_noise"] == 1 - 0.25 / 0.5
+    worse = ours.buffer_line(report([True, True, False], [1, 3, 5]))
+    assert worse["purity"] == 0 and worse["filtered_noise"] == -1
+
+
+def test_unknown_truth_is_none_and_never_a_number():
+    line = judge(None).buffer_line(report([True, True, True], [0, 1]))
+    assert [line[k] for k in ("noise", "passed_noise", "purity", "filtered_noise")] == [None] * 4
+    task = {"event": "task", "accuracy": 0.5, "task_accuracies": [0.5, 0.5], "class_accuracies": []}
+    result = summary([line, task], None, 0.0)
+    assert result["purity"] is None and result["filtered_noise"] is None and result["passed_noise"] is None
+    assert result["filtered_noise_of_nominal"] is None and result["stream_noise"] is None
+
+
+def test_nothing_passed_has_no_noise_share():
+    assert judge(TRUE).buffer_line(report([False] * 3, []))["passed_noise"] is None
+
+
+def test_a_clean_stream_has_no_filtered_noise():
+    assert judge([0, 0, 1, 1, 2, 2]).filtered_noise(torch.tensor([0])) is None
+
+
+def test_accuracy_by_task_and_class_over_the_whole_test_set():
+    line = judge(TRUE).task_line(0, Always([0, 1, 1, 1, 0, 0]))
+    assert line["accuracy"] == 0.5 and line["classes"] == [0, 1]
+    assert line["task_accuracies"] == [0.75, 0.0]
+    assert line["class_accuracies"] == [0.5, 1.0, 0.0, 0.0]
+
+
+def test_forgetting_compares_just_learned_with_the_end():
+    assert forgetting([[0.9, 0, 0], [0.5, 0.8, 0], [0.4, 0.9, 0.7]]) == pytest.approx(((0.9 - 0.4) + (0.8 - 0.9)) / 2)
+    assert forgetting([[0.9]]) is None
+
+
+def test_summary_takes_the_last_state_and_weighs_what_passed():
+    def buffer(n, share, purity):
+        return {
+            "event": "buffer",
+            "n_passed": n,
+            "passed_noise": share,
+            "purity": purity,
+            "filtered_noise": purity,
+            "n_purified": 9,
+        }
+
+    def task(a):
+        return {"event": "task", "accuracy": a, "task_accuracies": [a], "class_accuracies": [a]}
+
+    lines = [buffer(10, 0.1, 0.9), task(0.9), buffer(30, 0.3, 0.8), buffer(0, None, 0.7), task(0.6)]
+    result = summary(lines, 0.2, 0.4)
+    assert result["accuracy"] == 0.6 and result["accuracy_after_task"] == [0.9, 0.6]  # not the best one
+    assert result["passed_noise"] == pytest.approx(0.25) and result["n_passed"] == 40
+    assert result["purity"] == 0.7 and result["filtered_noise_of_nominal"] == pytest.approx(1 - 0.3 / 0.4)

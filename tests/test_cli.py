@@ -1,0 +1,172 @@
+"""The real command line, in processes of its own."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import purereplay
+
+TINY = ["--preset", "demo", "--device", "cpu"]
+for setting in ("expert_epochs=3", "base_epochs=2", "finetune_epochs=2", "hidden=16"):
+    TINY += ["--set", setting]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "purereplay.cli", *map(str, arguments)]
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = ENVIRONMENT | environment
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=env, timeout=300)
+
+
+def measured(path: Path) -> dict:
+    result = json.loads((path / "result.json").read_text())
+    return {key: value for key, value in result.items() if key not in ("seconds", "steps")}
+
+
+def test_version_is_the_packages_own():
+    assert run("--version").stdout.strip() == f"purereplay {purereplay.__version__}"
+
+
+@pytest.mark.parametrize("name", ["run", "resume", "demo", "plot", "estimate", "datasets", "settings"])
+def test_every_command_has_help(name):
+    done = run(name, "--help")
+    assert done.returncode == 0 and "Usage" in done.stdout
+    assert name in ("datasets",) or "Example" in done.stdout
+
+
+def test_run_resume_and_plot(tmp_path):
+    out = tmp_path / "run"
+    done = run("run", "--dataset", "digits", *TINY, "--seed", "4", "--budget", "0.5", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy at the end" in done.stdout and "budget 0.5" in done.stdout and "purity of P" in done.stdout
+    assert "0.5 times the preset's self-supervised epochs" in done.stdout
+    for name in ("settings.json", "metrics.jsonl", "result.json", "run.png"):
+        assert (out / name).stat().st_size > 0
+    again = run("resume", out)  # a finished run shows its result and is left alone
+    assert again.returncode == 0 and "accuracy at the end" in again.stdout
+    assert run("plot", out, "--out", tmp_path / "a.svg").returncode == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    twice = run("run", "--dataset", "digits", *TINY, "--out", out)
+    assert twice.returncode == 2 and "already holds a run" in twice.stderr
+
+
+def test_lists():
+    listed = run("datasets").stdout
+    assert all(name in listed for name in ("digits", "mnist", "cifar10", "cifar100", "webvision14", "cifar10n"))
+    shown = run("settings").stdout
+    assert all(name in shown for name in ("paper", "reference", "admission", "expert_epochs"))
+
+
+def test_estimate():
+    done = run("estimate", "--dataset", "digits", *TINY)
+    assert done.returncode == 0 and "delayed buffers" in done.stdout and "MiB" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "--dataset", "nonsense", "--out", "x"), "nonsense"),
+        (("run", "--set", "graphs", "--out", "x"), "NAME=VALUE"),
+        (("run", "--noise", "loud", "--out", "x"), "loud"),
+        (("run", "--noise-rate", "1.5", "--out", "x"), "1.5"),
+        (("run", "--episode", "Z", "--out", "x"), "'Z'"),
+        (("resume", "nowhere"), "holds no run"),
+        (("plot", "nowhere"), "holds no run"),
+    ],
+)
+def test_errors_are_one_sentence_and_exit_code_2(arguments, sentence, tmp_path):
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=ENVIRONMENT, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 2 and sentence in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "x").exists()  # nothing is left behind
+
+
+def test_debug_shows_the_traceback():
+    done = run("resume", "nowhere", "--debug")
+    assert done.returncode != 0 and "Traceback" in done.stderr
+
+
+def test_data_that_is_not_there_says_which_file_to_put_where(tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PUREREPLAY_DATA": str(tmp_path), "HOME": str(tmp_path)}
+    done = run("run", "--dataset", "webvision14", "--out", tmp_path / "run", **environment)
+    assert done.returncode == 2 and "info" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    long = ["--dataset", "digits", *TINY, "--set", "expert_epochs=200"]
+    assert run("run", *long, "--out", whole).returncode == 0
+    process = subprocess.Popen(
+        command("run", *long, "--out", stopped),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    deadline = time.time() + 60
+    while not (stopped / "metrics.jsonl").exists() and time.time() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2 and f"purereplay resume {stopped}" in error and "Traceback" not in error
+    assert list((stopped / "checkpoints").glob("*.safetensors"))
+    assert not (stopped / "result.json").exists()
+    done = run("resume", stopped)
+    assert done.returncode == 0 and measured(stopped) == measured(whole)
+
+
+def kill_and_resume(path: Path, arguments: list[str], n_kills: int, longest: float, seed: int) -> int:
+    """Start, SIGKILL after a random time, resume, SIGKILL again …; returns how many kills hit a running process."""
+    moments, hits = random.Random(seed), 0
+    first = command("run", *arguments, "--out", path)
+    for _ in range(n_kills):
+        call = command("resume", path) if (path / "settings.json").exists() else first
+        process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        try:
+            _, error = process.communicate(timeout=moments.uniform(0.5, longest))
+            assert process.returncode == 0, error
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            hits += 1
+    call = command("resume", path) if (path / "settings.json").exists() else first
+    done = subprocess.run(call, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return hits
+
+
+def test_killed_and_resumed_it_ends_the_same(tmp_path):
+    arguments = ["--dataset", "digits", *TINY, "--set", "expert_epochs=150"]
+    assert run("run", *arguments, "--out", tmp_path / "whole").returncode == 0
+    assert kill_and_resume(tmp_path / "killed", arguments, n_kills=3, longest=6.0, seed=0) >= 1
+    assert measured(tmp_path / "killed") == measured(tmp_path / "whole")
+    names = [tmp_path / run / "metrics.jsonl" for run in ("killed", "whole")]
+    assert names[0].read_text() == names[1].read_text()
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_a_demo_run(tmp_path):
+    """Twenty SIGKILLs at random moments, each resumed, spread over runs of the demo: every end equals the first."""
+    demo = ["--dataset", "digits", "--preset", "demo", "--device", "cpu"]
+    assert run("run", *demo, "--out", tmp_path / "whole").returncode == 0
+    total = json.loads((tmp_path / "whole" / "result.json").read_text())["seconds"]["total"]
+    hits = 0
+    for i in range(10):
+        if hits >= 20:
+            break
+        path = tmp_path / f"killed-{i}"
+        hits += kill_and_resume(path, demo, n_kills=4, longest=4 + total / 2, seed=i)
+        assert measured(path) == measured(tmp_path / "whole")
+    assert hits >= 20
