@@ -46,6 +46,8 @@ class SprSettings:
     warm_epochs: int = 10  # at the full rate before the cosine (code)
     base_schedule: Literal["continuing", "restart"] = "continuing"  # across buffers; code: never restarted
     temperature: float = 0.5  # of NT-Xent
+    crop_area: float = 0.08  # least share of an image that a view keeps (code)
+    flip: float = 0.5  # probability that a view is mirrored (code); 0 for letters and digits
     jitter: Literal["factors", "additive"] = "factors"  # colour jitter; additive: the code's old kornia
     # the Self-Centered filter
     features: Literal["projection", "penultimate"] = "projection"  # of the expert; paper: penultimate
@@ -83,7 +85,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "posterior": "table",
     },
     "quick": {"expert_epochs": 60, "base_epochs": 20},
-    "demo": {"hidden": 256, "expert_epochs": 300, "base_epochs": 100},
+    # for 8×8 digits: a crop of 8 % would be two pixels wide, and a mirrored digit is another sign
+    "demo": {"hidden": 256, "expert_epochs": 300, "base_epochs": 100, "crop_area": 0.25, "flip": 0.0},
 }
 
 BY_DATASET = ("delayed_size", "purified_size", "network", "expert_batch", "base_batch")  # None: by dataset
@@ -138,7 +141,8 @@ def build_spr(
     if s.delayed_size is None or s.purified_size is None or s.expert_batch is None or s.base_batch is None:
         raise UserError("The settings delayed_size, purified_size, expert_batch and base_batch must be given.")
     colour = image_shape[0] == 3
-    views = Views(jitter=(0.5, 0.5, 0.5, 0.2) if colour else None, jitter_kind=s.jitter)
+    jitter = (0.5, 0.5, 0.5, 0.2) if colour else None
+    views = Views(area=(s.crop_area, 1.0), flip=s.flip, jitter=jitter, jitter_kind=s.jitter)
     head = Head(s.projection_size, hidden=s.projection == "mlp")
     expert = Contrastive(
         epochs=s.expert_epochs,
@@ -203,7 +207,7 @@ def _parse_number(key: str, text: str, kind: type) -> int | float | bool:
     except (KeyError, ValueError):
         wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise UserError(f"The setting {key} must be {wanted}, not {text!r}.") from None
-    if not math.isfinite(value) or value < 0 or (value == 0 and key not in ("graphs", "warm_epochs")):
+    if not math.isfinite(value) or value < 0 or (value == 0 and key not in ("graphs", "warm_epochs", "flip")):
         raise UserError(f"The setting {key} must be positive, not {text}.")
     return value
 
