@@ -22,7 +22,7 @@ test: $(READY)  ## the test suite
 	@$(BIN)/python -m pytest -n 2
 
 test-slow: $(READY)  ## the tests that take long (twenty kills, a million samples, five seeds)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -s
 
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -60,6 +60,25 @@ def test_run_resume_and_plot(tmp_path):
     assert twice.returncode == 2 and "already holds a run" in twice.stderr
 
 
+def test_demo_replaces_an_earlier_demo_and_nothing_else(tmp_path, monkeypatch):
+    out = tmp_path / "demo"
+    assert run("run", "--dataset", "digits", *TINY, "--out", out).returncode == 0  # stands for an earlier demo
+    (out / "mine.txt").write_text("keep me")
+    process = subprocess.Popen(
+        command("demo", "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    deadline = time.time() + 60
+    while (out / "result.json").exists() and time.time() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    assert not (out / "result.json").exists() and (out / "mine.txt").read_text() == "keep me"
+    other = tmp_path / "other"
+    assert run("run", "--dataset", "digits", *TINY, "--preset", "quick", "--out", other).returncode == 0
+    refused = run("demo", "--out", other)
+    assert refused.returncode == 2 and "not a demo" in refused.stderr and (other / "result.json").exists()
+
+
 def test_lists():
     listed = run("datasets").stdout
     assert all(name in listed for name in ("digits", "mnist", "cifar10", "cifar100", "webvision14", "cifar10n"))
@@ -154,6 +173,15 @@ def test_killed_and_resumed_it_ends_the_same(tmp_path):
     assert measured(tmp_path / "killed") == measured(tmp_path / "whole")
     names = [tmp_path / run / "metrics.jsonl" for run in ("killed", "whole")]
     assert names[0].read_text() == names[1].read_text()
+
+
+@pytest.mark.gpu
+def test_killed_and_resumed_on_the_gpu_it_ends_the_same(tmp_path):
+    arguments = ["--dataset", "digits", "--preset", "demo", "--device", "cuda"]
+    assert run("run", *arguments, "--out", tmp_path / "whole").returncode == 0
+    total = json.loads((tmp_path / "whole" / "result.json").read_text())["seconds"]["total"]
+    assert kill_and_resume(tmp_path / "killed", arguments, n_kills=3, longest=5 + total / 2, seed=0) >= 1
+    assert measured(tmp_path / "killed") == measured(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -122,16 +122,14 @@ def demo(
 
         purereplay demo
     """
-    import shutil
-
     from purereplay.evaluate.results import RunDirectory
     from purereplay.report import console
 
     if (out / "settings.json").exists():
-        _, earlier = RunDirectory.open(out)
-        if earlier.preset != "demo":
+        directory, earlier = RunDirectory.open(out)
+        if (earlier.dataset, earlier.preset) != ("digits", "demo"):
             raise UserError(f"{out} holds a run that is not a demo: choose another --out.")
-        shutil.rmtree(out)
+        directory.remove()
     settings = _resolve("digits", "symmetric", 0.4, "A", "spr", "demo", seed, 1.0, "cpu", None)
     console.run(settings, out, resume=False)
 

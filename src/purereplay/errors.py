@@ -1,5 +1,9 @@
-"""The one kind of error that a user can mend: shown as a single sentence, exit code 2."""
+"""Errors that are shown as a single sentence, with exit code 2."""
 
 
 class UserError(Exception):
     """Something the user gave cannot be used; the message is one sentence that names the culprit."""
+
+
+class Interrupted(UserError):
+    """The person asked to stop; raised only between two training steps, where every learner's state is whole."""

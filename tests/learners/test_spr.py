@@ -10,7 +10,7 @@ from purereplay.data.datasets import given_labels, load
 from purereplay.data.episodes import tasks_for
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
-from purereplay.learners.settings import SprSettings, build_spr, preset
+from purereplay.learners.settings import SprSettings, build_spr, preset_settings
 from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Engine, drive
 
@@ -246,7 +246,7 @@ def test_purer_than_the_stream_and_better_than_guessing():
     digits = load("digits")
     given = given_labels(digits, noise="symmetric", rate=0.4, seed=3)
     stream = Stream(digits.images, given, tasks=tasks_for("digits", "symmetric")[:2], seed=3)
-    settings = replace(preset("demo"), delayed_size=100, purified_size=100, network="mlp", expert_batch=100)
+    settings = replace(preset_settings("demo"), delayed_size=100, purified_size=100, network="mlp", expert_batch=100)
     ours = learner(replace(settings, base_batch=100, expert_epochs=100, base_epochs=20), seed=3)
     ours.observe(stream.batch(0, len(stream)))
     held, _ = ours.purified.contents()

@@ -10,6 +10,7 @@ from purereplay.nets.jobs import Contrastive, Job, Supervised
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import batch_index, contrastive_loss, learning_rate, replay_index
+from purereplay.nets.views import Views
 
 CPU = torch.device("cpu")
 NETWORK = Network(MLP(36, (16, 16)), Head(8, hidden=True))
@@ -190,6 +191,16 @@ def test_drive_answers_every_request():
     assert engine.steps["test"] == 5 and engine.seconds["test"] > 0
 
 
+def test_loops_are_kept_only_within_the_memory_allowed():
+    engine = Engine(CPU)
+    sizes = [8, 12, 16, 20]
+    jobs = {n: job(0, Contrastive(epochs=1, batch_size=n), n=n) for n in sizes}
+    engine._memory = network_bytes(jobs[16]) + network_bytes(jobs[20])
+    first = {n: engine.train([jobs[n]])[0].loss for n in sizes}
+    assert sum(loop.n_bytes for loop in engine._loops.values()) <= engine._memory and len(engine._loops) == 2
+    assert {n: engine.train([jobs[n]])[0].loss for n in sizes} == first
+
+
 def test_memory_of_a_network_grows_with_what_it_holds():
     small, large = (job(0, Contrastive(epochs=1, batch_size=n), n=n) for n in (10, 1000))
     assert network_bytes(small) < network_bytes(large)
@@ -208,6 +219,19 @@ def test_captured_steps_equal_the_plain_loop_and_repeat_bit_for_bit():
         assert runs[0][k].loss == runs[1][k].loss
         assert all(torch.equal(runs[0][k].state[n], runs[1][k].state[n]) for n in runs[0][k].state)
         assert math.isclose(runs[0][k].loss, on_cpu[k].loss, rel_tol=2e-2)
+
+
+@pytest.mark.gpu
+def test_resnets_are_captured_and_repeat_bit_for_bit(caplog):
+    network = Network(ResNet18(channels=3, size=32, width=16), Head(32, hidden=True), (0.5,) * 3, (0.2,) * 3)
+    images = torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8)
+    recipe = Contrastive(epochs=30, batch_size=20, views=Views(jitter=(0.5, 0.5, 0.5, 0.2)))
+    jobs = [Job("test", network, network.init(k), recipe, images, seed=k) for k in range(2)]
+    runs = [Engine(torch.device("cuda")).train(jobs) for _ in range(2)]
+    assert not caplog.records  # no fall-back to the plain loop
+    for k in range(2):
+        assert runs[0][k].loss == runs[1][k].loss and math.isfinite(runs[0][k].loss)
+        assert all(torch.equal(runs[0][k].state[n], runs[1][k].state[n]) for n in runs[0][k].state)
 
 
 @pytest.mark.gpu

@@ -10,12 +10,11 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
-import sklearn
 import torch
 from numpy.typing import NDArray
 
@@ -25,7 +24,7 @@ from purereplay.data.datasets import Dataset
 from purereplay.data.download import Progress as DownloadProgress
 from purereplay.data.episodes import tasks_for
 from purereplay.data.streams import Stream
-from purereplay.errors import UserError
+from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.judge import Judge, Line, summary
 from purereplay.evaluate.plan import Plan, plan
 from purereplay.evaluate.results import RunDirectory
@@ -69,9 +68,9 @@ class Experiment:
                 self._book(began)
                 began = time.perf_counter()
                 self._maybe_save()
-        except BaseException:
+        except Interrupted:
             self._book(began)
-            self._save()  # the state is whole at every request for training, which is where interruptions come
+            self._save()
             raise
         result = self._result()
         self._save()
@@ -222,11 +221,6 @@ def device_name(device: torch.device) -> str:
 
 
 def versions() -> dict[str, Any]:
-    return {
-        "purereplay": purereplay.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-        "scikit-learn": sklearn.__version__,
-    }
+    """Of what took part in the numbers."""
+    own = {"purereplay": purereplay.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    return own | {name: version(name) for name in ("numpy", "scikit-learn", "safetensors")}

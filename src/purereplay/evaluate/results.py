@@ -21,6 +21,7 @@ from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
 from purereplay.evaluate.settings import RunSettings, read_settings, to_json
 
 Line = dict[str, Any]
+OWN_FILES = ("settings.json", "metrics.jsonl", "result.json", "run.png")
 
 
 class RunDirectory:
@@ -94,6 +95,12 @@ class RunDirectory:
     def result(self) -> Line | None:
         path = self.path / "result.json"
         return read_json(path, "") if path.exists() else None
+
+    def remove(self) -> None:
+        """Delete the run's own files; what else lies in the folder stays."""
+        with disk_errors(self.path):
+            for path in [*self._checkpoints.glob("checkpoint-*"), *(self.path / name for name in OWN_FILES)]:
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

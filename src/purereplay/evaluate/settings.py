@@ -9,7 +9,7 @@ import torch
 
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
-from purereplay.learners.settings import SprSettings, for_dataset, from_json, preset, with_budget
+from purereplay.learners.settings import SprSettings, for_dataset, from_json, preset_settings, with_budget
 
 LEARNERS = ("spr",)
 FORMAT = 1  # of the run directory
@@ -52,7 +52,7 @@ def resolve(
     if info.noisy:
         noise, noise_rate = "none", 0.0
     chosen = pick_device(device)
-    options = for_dataset(preset(preset_name, overrides), dataset, info.shape, preset_name)
+    options = for_dataset(preset_settings(preset_name, overrides), dataset, info.shape, preset_name)
     return RunSettings(
         dataset=dataset,
         noise=noise,

@@ -10,6 +10,8 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
+import torch
+
 from purereplay.errors import UserError
 from purereplay.learners.spr import SPR, Filtering, SelfReplay
 from purereplay.memory.delayed import DelayedBuffer
@@ -94,7 +96,7 @@ _SIZES = {"digits": 100, "mnist": 300, "cifar10": 500, "cifar10n": 500, "webvisi
 _SIZES |= {"cifar100": 5000, "cifar100n": 5000}
 
 
-def preset(name: str, overrides: dict[str, str] | None = None) -> SprSettings:
+def preset_settings(name: str, overrides: dict[str, str] | None = None) -> SprSettings:
     """A preset's settings with some of them given as text, `{"graphs": "20"}`; an unknown name is an error."""
     if name not in PRESETS:
         raise UserError(f"The preset {name!r} is unknown: choose one of {', '.join(PRESETS)}.")
@@ -170,6 +172,23 @@ def build_spr(
         order=s.order,
         tail=s.tail,
         reseed=s.reseed,
+    )
+
+
+def make_spr(
+    image_shape: tuple[int, int, int],
+    n_classes: int,
+    *,
+    preset: str = "default",
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> SPR:
+    """A learner for images of your own: any setting of `SprSettings` by name; D and P hold 500 samples unless said."""
+    settings = replace(preset_settings(preset), **options)
+    settings = for_dataset(settings, "", image_shape, preset)
+    return build_spr(
+        settings, image_shape=image_shape, n_classes=n_classes, engine=Engine(torch.device(device)), seed=seed
     )
 
 

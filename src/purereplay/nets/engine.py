@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _LOOPS_KEPT = 6  # loops whose memory and captured graph stay ready for the next job of their shape
 _REPLAYS_AT_ONCE = 50  # steps between two looks at the clock on CUDA
-_CPU_MEMORY = 2**31  # what a group of networks may take there; CUDA: half of the card
+_CPU_MEMORY = 2**31  # what all loops together may take there; CUDA: half of the card
 _CPU_SIDE_BY_SIDE = 16  # beyond this nothing is gained on a few cores
 
 
@@ -45,7 +45,9 @@ class Engine:
         self.watch = watch
         self.seconds: dict[str, float] = defaultdict(float)  # by phase
         self.steps: dict[str, int] = defaultdict(int)  # network-steps by phase
-        self._loops: OrderedDict[Hashable, _Loop] = OrderedDict()
+        self._loops: OrderedDict[Hashable, _Loop] = OrderedDict()  # the one used last comes last
+        on_cuda = device.type == "cuda"
+        self._memory = torch.cuda.get_device_properties(device).total_memory // 2 if on_cuda else _CPU_MEMORY
 
     def train(self, jobs: list[Job]) -> list[Trained]:
         """The jobs' answers, in their order."""
@@ -62,18 +64,17 @@ class Engine:
 
     def side_by_side(self, job: Job) -> int:
         """How many networks of this job's shape are trained at once; the same on every call for the same device."""
-        if self.device.type == "cuda":
-            budget = torch.cuda.get_device_properties(self.device).total_memory // 2
-            return max(1, budget // network_bytes(job))
-        return max(1, min(_CPU_SIDE_BY_SIDE, _CPU_MEMORY // network_bytes(job)))
+        fit = max(1, self._memory // network_bytes(job))
+        return fit if self.device.type == "cuda" else min(_CPU_SIDE_BY_SIDE, fit)
 
     def _train_group(self, jobs: list[Job]) -> list[Trained]:
         began = time.perf_counter()
         key = (jobs[0].shape, len(jobs))
-        loop = self._loops.pop(key, None) or _Loop(jobs, self.device)
+        loop = self._loops.pop(key, None)
+        if loop is None:
+            self._make_room(len(jobs) * network_bytes(jobs[0]))
+            loop = _Loop(jobs, self.device)
         self._loops[key] = loop
-        while len(self._loops) > _LOOPS_KEPT:
-            self._loops.popitem(last=False)
         loop.load(jobs)
         n_steps = jobs[0].n_steps
         done, told = 0, time.perf_counter()
@@ -86,6 +87,12 @@ class Engine:
         self.seconds[jobs[0].phase] += time.perf_counter() - began
         self.steps[jobs[0].phase] += n_steps * len(jobs)
         return answers
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Let go of the loops used longest ago until a new one of this size is within the memory allowed."""
+        held = sum(loop.n_bytes for loop in self._loops.values())
+        while self._loops and (held + n_bytes > self._memory or len(self._loops) >= _LOOPS_KEPT):
+            held -= self._loops.popitem(last=False)[1].n_bytes
 
 
 def drive(work: Asks[Result], engine: Engine) -> Result:
@@ -118,6 +125,7 @@ class _Loop:
 
     def __init__(self, jobs: list[Job], device: torch.device) -> None:
         job = jobs[0]
+        self.n_bytes = len(jobs) * network_bytes(job)
         self.network, self.recipe, self.steps_per_epoch = job.network, job.recipe, job.steps_per_epoch
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
         self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}

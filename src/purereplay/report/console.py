@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from purereplay.data import datasets as data
 from purereplay.data.catalogue import info_for
 from purereplay.data.download import Progress as DownloadProgress
 from purereplay.data.sources import cache_root
-from purereplay.errors import UserError
+from purereplay.errors import Interrupted
 from purereplay.evaluate import experiment as experiments
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
@@ -29,17 +29,12 @@ from purereplay.evaluate.plan import PHASES
 from purereplay.evaluate.plan import estimate as estimate_run
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
-from purereplay.learners.settings import BY_DATASET, PRESETS, SprSettings
-from purereplay.learners.settings import preset as preset_settings
+from purereplay.learners.settings import BY_DATASET, PRESETS, SprSettings, preset_settings
 from purereplay.nets.engine import Engine
 from purereplay.nets.engine import Progress as EngineProgress
 from purereplay.report.pictures import draw_run
 
 out = Console(highlight=False, soft_wrap=True)
-
-
-class Interrupted(UserError):
-    """The person pressed Ctrl-C."""
 
 
 def run(settings: RunSettings, path: Path, *, resume: bool) -> None:
@@ -48,20 +43,22 @@ def run(settings: RunSettings, path: Path, *, resume: bool) -> None:
         handlers=[RichHandler(console=out, show_path=False, show_time=False)], level="WARNING", format="%(message)s"
     )
     _announce(settings, path, resume)
-    with _interruptible() as interrupted, _bars() as bars:
-        show = _Show(bars, interrupted)
-        with RunDirectory(path).locked() if resume else _nothing():
-            experiment = experiments.prepare(
-                settings, path, resume=resume, watch=show.training, progress=download_bars(bars)
-            )
-        with experiment.run.locked():
-            show.experiment = experiment
-            try:
-                result = experiment.go(show.line)
-            except Interrupted:
-                raise Interrupted(
-                    f"Stopped, with a checkpoint: `purereplay resume {path}` goes on from here."
-                ) from None
+    with ExitStack() as stack:
+        bars = stack.enter_context(_bars())
+        show = _Show(bars)
+        if resume:
+            stack.enter_context(RunDirectory(path).locked())
+        experiment = experiments.prepare(
+            settings, path, resume=resume, watch=show.training, progress=download_bars(bars)
+        )
+        if not resume:
+            stack.enter_context(experiment.run.locked())
+        show.experiment = experiment
+        show.interrupted = stack.enter_context(_interruptible())
+        try:
+            result = experiment.go(show.line)
+        except Interrupted:
+            raise Interrupted(f"Stopped, with a checkpoint: `purereplay resume {path}` goes on from here.") from None
     finished(path, result)
 
 
@@ -146,8 +143,9 @@ def settings(preset: str | None) -> None:
 class _Show:
     """Turns the engine's and the experiment's news into bars and lines."""
 
-    def __init__(self, bars: Progress, interrupted: list[bool]) -> None:
-        self.bars, self.interrupted = bars, interrupted
+    def __init__(self, bars: Progress) -> None:
+        self.bars = bars
+        self.interrupted: list[bool] = []  # holds something once Ctrl-C was pressed
         self.experiment: Experiment | None = None
         self.purity: float | None = None
         self.accuracy: float | None = None
@@ -241,11 +239,6 @@ def _interruptible() -> Iterator[list[bool]]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _bars() -> Progress:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -38,7 +37,6 @@ def draw_run(run: Path, path: Path) -> None:
             figure.savefig(path, dpi=130)
         except ValueError:
             raise UserError(f"{path.name} has no ending that pictures can have: use .png, .svg or .pdf.") from None
-    plt.close("all")
 
 
 def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
