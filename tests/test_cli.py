@@ -37,7 +37,7 @@ def test_version_is_the_packages_own():
     assert run("--version").stdout.strip() == f"purereplay {purereplay.__version__}"
 
 
-@pytest.mark.parametrize("name", ["run", "resume", "demo", "plot", "estimate", "datasets", "settings"])
+@pytest.mark.parametrize("name", ["run", "resume", "sweep", "demo", "plot", "estimate", "datasets", "settings"])
 def test_every_command_has_help(name):
     done = run(name, "--help")
     assert done.returncode == 0 and "Usage" in done.stdout
@@ -77,6 +77,21 @@ def test_demo_replaces_an_earlier_demo_and_nothing_else(tmp_path, monkeypatch):
     assert run("run", "--dataset", "digits", *TINY, "--preset", "quick", "--out", other).returncode == 0
     refused = run("demo", "--out", other)
     assert refused.returncode == 2 and "not a demo" in refused.stderr and (other / "result.json").exists()
+
+
+def test_sweep_makes_a_folder_per_combination_and_goes_on(tmp_path):
+    arguments = ["sweep", "--dataset", "digits", *TINY, "--noise-rate", "0.2,0.4", "--seed", "1,2", "--out", tmp_path]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    folders = sorted(p.name for p in tmp_path.iterdir())
+    assert folders == [f"noise_rate-{rate}_seed-{seed}" for rate in ("0.2", "0.4") for seed in (1, 2)]
+    assert all((tmp_path / name / "result.json").exists() for name in folders)
+    (tmp_path / folders[0] / "result.json").unlink()
+    again = run(*arguments)
+    assert again.returncode == 0 and "3 of them finished before" in again.stdout
+    assert (tmp_path / folders[0] / "result.json").exists()
+    other = run(*arguments, "--set", "graphs=1")
+    assert other.returncode == 2 and "other settings" in other.stderr
 
 
 def test_lists():

@@ -1,5 +1,6 @@
 """The documents say what is there: links lead somewhere, names exist, the README's Python runs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -59,3 +60,28 @@ def test_the_readmes_commands_exist():
     known = set(get_command(app).commands)  # type: ignore[attr-defined]
     used = set(re.findall(r"^purereplay (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert used and used <= known
+
+
+MEASURES = {
+    "accuracy": "accuracy",
+    "filtered noise": "filtered_noise",
+    "purity of P": "purity",
+    "noise in what passes the filter": "passed_noise",
+    "forgetting": "forgetting",
+}
+
+
+def test_reproduced_numbers_are_those_of_the_result_files():
+    """Each section's table, recomputed from the files that it links to."""
+    sections = re.split(r"^## ", (ROOT / "REPRODUCTION.md").read_text(), flags=re.MULTILINE)[1:]
+    checked = 0
+    for section in sections:
+        folder = re.search(r"^Result files: \[(results/[^\]]+)\]", section, re.MULTILINE)
+        assert folder, section.splitlines()[0]
+        results = [json.loads(path.read_text()) for path in sorted((ROOT / folder[1]).glob("*.json"))]
+        for name, said in re.findall(r"^\| ([^|]+?) \| ([\d.]+ ± [\d.]+) \|", section, re.MULTILINE):
+            values = 100 * np.array([r[MEASURES[name]] for r in results])
+            assert said == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}", name
+            checked += 1
+        assert len(results) >= 3
+    assert checked >= 5

@@ -11,7 +11,9 @@ from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.plan import estimate, plan
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, resolve
+from purereplay.evaluate.sweep import combinations
 from purereplay.learners.settings import SprSettings
+from purereplay.nets.engine import Engine, drive_together
 
 TINY = {"expert_epochs": "3", "base_epochs": "2", "finetune_epochs": "2", "hidden": "16", "projection_size": "8"}
 
@@ -183,6 +185,33 @@ def test_presets_budget_and_datasets_fill_the_settings():
     assert (human.noise, human.noise_rate, human.options.delayed_size) == ("none", 0.0, 500)
     own = resolve(dataset="digits", overrides={"finetune_clip": "none", "delayed_size": "50"}, device="cpu").options
     assert own.finetune_clip is None and own.expert_batch == own.base_batch == 50
+
+
+def test_a_sweep_gives_what_single_runs_give(tmp_path):
+    lists = {"dataset": "digits", "noise": "symmetric", "noise_rate": "0.2,0.4", "episode": "A", "learner": "spr"}
+    lists |= {"preset": "demo", "budget": "1", "seed": "1"}
+    runs = combinations(lists, TINY, device="cpu", out=tmp_path)
+    assert [path.name for path in runs] == ["noise_rate-0.2", "noise_rate-0.4"]
+    engine = Engine(torch.device("cpu"))
+    together = [prepare(s, path, engine=engine) for path, s in runs.items()]
+    results = drive_together([e.running() for e in together], engine, [e.account for e in together])
+    for (path, settings), result in zip(runs.items(), results, strict=True):
+        alone = prepare(settings, tmp_path / "alone" / path.name).go()
+        assert result["steps"] == alone["steps"] and set(result["seconds"]) == set(alone["seconds"])
+        assert result["stream_noise"] == alone["stream_noise"]
+        assert result["purity"] == pytest.approx(alone["purity"], abs=0.02)  # rounding may move a borderline sample
+        assert result["accuracy"] == pytest.approx(alone["accuracy"], abs=0.05)
+    assert results[0]["stream_noise"] < results[1]["stream_noise"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"), [("seed", "1,x", "seed"), ("noise_rate", "a", "noise-rate"), ("seed", "1,1", "twice")]
+)
+def test_wrong_lists_are_one_sentence(tmp_path, name, text, sentence):
+    lists = {"dataset": "digits", "noise": "symmetric", "noise_rate": "0.4", "episode": "A", "learner": "spr"}
+    lists |= {"preset": "demo", "budget": "1", "seed": "1"}
+    with pytest.raises(UserError, match=sentence):
+        combinations(lists | {name: text}, {}, device="cpu", out=tmp_path)
 
 
 def test_estimate_counts_and_times(tmp_path):

@@ -12,6 +12,7 @@ from purereplay.data.datasets import load
 from purereplay.evaluate.experiment import Experiment, prepare
 from purereplay.evaluate.judge import Judge
 from purereplay.evaluate.settings import resolve
+from purereplay.nets.engine import drive
 
 
 def reachable(root: object) -> list[object]:
@@ -45,7 +46,7 @@ def truths(things: list[object], true_labels: np.ndarray) -> list[object]:
 
 def run_until(experiment: Experiment, n_buffers: int, each: Callable[[], None]) -> None:
     while experiment.learner.n_done < n_buffers:
-        line = experiment._move()
+        line = drive(experiment._move(), experiment.engine)
         if line:
             experiment.run.record(line)
         each()

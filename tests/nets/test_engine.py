@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from purereplay.errors import Interrupted
 from purereplay.nets.draws import uniforms
-from purereplay.nets.engine import Engine, Progress, drive, network_bytes
+from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together, network_bytes
 from purereplay.nets.jobs import Contrastive, Job, Supervised
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
@@ -186,9 +187,51 @@ def test_drive_answers_every_request():
         two, three = yield [job(k, Contrastive(epochs=2, batch_size=12)) for k in (1, 2)]
         return [int(t.optimizer["step"]) for t in (one, two, three)]
 
-    engine = Engine(CPU)
-    assert drive(work(), engine) == [1, 2, 2]
-    assert engine.steps["test"] == 5 and engine.seconds["test"] > 0
+    account = Account()
+    assert drive(work(), Engine(CPU), account) == [1, 2, 2]
+    assert account.steps == {"test": 5} and account.seconds["test"] > 0
+
+
+def test_those_who_drift_apart_fall_into_lockstep_again():
+    """Each round of training, by how many networks were in it; the second learner has one job more on its way."""
+    groups = []
+
+    class Counting(Engine):
+        def _train_group(self, jobs):
+            groups.append((jobs[0].recipe.epochs, len(jobs)))
+            return super()._train_group(jobs)
+
+    def work(k: int, detour: bool):
+        state, optimizer = None, None
+        for i in range(4):
+            if detour and i == 1:
+                yield [job(k, Contrastive(epochs=1, batch_size=12))]
+            one = job(k, Contrastive(epochs=2, batch_size=12), optimizer=optimizer, start=i)
+            [trained] = yield [one if state is None else replace(one, state=state)]
+            state, optimizer = trained.state, trained.optimizer
+        return float(state["head.output.bias"].sum())
+
+    together = drive_together([work(0, False), work(1, True)], Counting(CPU), [Account(), Account()])
+    assert groups == [(2, 2), (1, 1), (2, 2), (2, 2), (2, 2)]
+    assert together == pytest.approx([drive(work(0, False), Engine(CPU)), drive(work(1, True), Engine(CPU))], rel=1e-4)
+
+
+def test_an_interruption_reaches_every_learner():
+    heard = []
+
+    def stop(now):
+        raise Interrupted("Stopped.")
+
+    def work(k: int):
+        try:
+            yield [job(k, Contrastive(epochs=100_000, batch_size=12))]
+        except Interrupted:
+            heard.append(k)
+            raise
+
+    with pytest.raises(Interrupted):
+        drive_together([work(0), work(1)], Engine(CPU, watch=stop), [Account(), Account()])
+    assert heard == [0, 1]
 
 
 def test_loops_are_kept_only_within_the_memory_allowed():

@@ -31,8 +31,8 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.settings import build_spr
 from purereplay.learners.spr import SPR
-from purereplay.nets.engine import Engine, drive
-from purereplay.nets.engine import Progress as EngineProgress
+from purereplay.nets.engine import Account, Engine, drive
+from purereplay.nets.jobs import Asks
 
 _CHECKPOINT_SHARE = 20  # a checkpoint may cost one part in so many of the run
 _CHECKPOINT_SECONDS = 1.0  # and is not written more often than this
@@ -51,25 +51,24 @@ class Experiment:
     plan: Plan
     position: int = 0  # samples of the stream taken so far
     finished: bool = False  # whether the learner was told that the stream is over
-    seconds: dict[str, float] = field(default_factory=dict)  # by phase, of earlier processes of this run
-    steps: dict[str, int] = field(default_factory=dict)  # likewise
+    account: Account = field(default_factory=Account)
     _saved_at: float = field(default_factory=time.perf_counter)
     _save_cost: float = 0.0
 
     def go(self, on_line: Callable[[Line], None] | None = None) -> Line:
         """Run to the end and return the result; `on_line` hears every line of metrics.jsonl."""
-        began = time.perf_counter()
+        return drive(self.running(on_line), self.engine, self.account)
+
+    def running(self, on_line: Callable[[Line], None] | None = None) -> Asks[Line]:
+        """`go` as work that asks for its training, so that many runs can be driven together."""
         try:
-            while (line := self._move()) is not None:
+            while (line := (yield from self._move())) is not None:
                 if line:
                     self.run.record(line)
                     if on_line:
                         on_line(line)
-                self._book(began)
-                began = time.perf_counter()
                 self._maybe_save()
         except Interrupted:
-            self._book(began)
             self._save()
             raise
         result = self._result()
@@ -77,15 +76,15 @@ class Experiment:
         self.run.finish(result)
         return result
 
-    def _move(self) -> Line | None:
+    def _move(self) -> Asks[Line | None]:
         """The next move, and the line it gives ({}: none); None at the end."""
         learner, ends = self.learner, self.stream.task_ends
         n_judged = sum(line["event"] == "task" for line in self.run.lines)
         if learner.pending:
-            return self.judge.buffer_line(drive(learner.work(), self.engine))
+            return self.judge.buffer_line((yield from learner.work()))
         is_last = n_judged == len(ends) - 1
         if n_judged < len(ends) and self.position >= ends[n_judged] and (self.finished or not is_last):
-            return self.judge.task_line(n_judged, drive(learner.classify(), self.engine))
+            return self.judge.task_line(n_judged, (yield from learner.classify()))
         if self.position < len(self.stream):
             wanted = self.settings.lookahead * learner.delayed.capacity - learner.delayed.n
             stop = min(self.position + wanted, next(end for end in ends if end > self.position))
@@ -98,20 +97,6 @@ class Experiment:
             return {}
         return None
 
-    def steps_done(self, phase: str) -> int:
-        return self.steps.get(phase, 0) + self.engine.steps[phase]
-
-    def _book(self, began: float) -> None:
-        """Move the engine's time into the run's; what is left of the clock is "other": filter, memory, disk."""
-        spent = dict(self.engine.seconds)
-        spent["other"] = max(0.0, time.perf_counter() - began - sum(spent.values()))
-        for phase, seconds in spent.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        for phase, n in self.engine.steps.items():
-            self.steps[phase] = self.steps.get(phase, 0) + n
-        self.engine.seconds.clear()
-        self.engine.steps.clear()
-
     def _maybe_save(self) -> None:
         if time.perf_counter() - self._saved_at > max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._save_cost):
             self._save()
@@ -121,8 +106,8 @@ class Experiment:
         facts = {
             "position": self.position,
             "finished": self.finished,
-            "seconds": self.seconds,
-            "steps": self.steps,
+            "seconds": self.account.seconds,
+            "steps": self.account.steps,
             "stream": self.stream.fingerprint(),
         }
         self.run.save(self.learner.state(), facts)
@@ -138,10 +123,10 @@ class Experiment:
             raise UserError(f"The stream is not the one that {self.run.path} began with: are the data files the same?")
         self.learner.load(tensors)
         self.position, self.finished = facts["position"], facts["finished"]
-        self.seconds, self.steps = facts["seconds"], facts["steps"]
+        self.account.seconds, self.account.steps = facts["seconds"], facts["steps"]
 
     def _result(self) -> Line:
-        s = self.settings
+        s, seconds = self.settings, self.account.seconds
         return {
             "dataset": s.dataset,
             "noise": s.noise,
@@ -152,11 +137,8 @@ class Experiment:
             "budget": s.budget,
             "seed": s.seed,
             **summary(self.run.lines, self.judge.stream_noise, s.noise_rate),
-            "steps": self.steps,
-            "seconds": {
-                **{p: round(v, 3) for p, v in self.seconds.items()},
-                "total": round(sum(self.seconds.values()), 3),
-            },
+            "steps": self.account.steps,
+            "seconds": {phase: round(v, 3) for phase, v in (seconds | {"total": sum(seconds.values())}).items()},
             "device": device_name(self.engine.device),
             "versions": versions(),
         }
@@ -167,13 +149,18 @@ def prepare(
     path: Path,
     *,
     resume: bool = False,
-    watch: Callable[[EngineProgress], None] | None = None,
+    engine: Engine | None = None,
+    dataset: Dataset | None = None,
     progress: DownloadProgress | None = None,
 ) -> Experiment:
-    """Load the data, build the learner and open the run directory; nothing is trained yet."""
+    """Load the data, build the learner and open the run directory; nothing is trained yet.
+
+    Runs that are to be driven together share an engine, and may share a dataset that is loaded already.
+    """
     torch.backends.cudnn.deterministic = True
-    dataset, given, stream = load_stream(settings, progress=progress)
-    engine = Engine(torch.device(settings.device), watch=watch)
+    dataset = dataset or datasets.load(settings.dataset, progress=progress)
+    given, stream = make_stream(settings, dataset)
+    engine = engine or Engine(torch.device(settings.device))
     judge = Judge(
         given_labels=given,
         true_labels=dataset.true_labels,
@@ -190,14 +177,11 @@ def prepare(
     return experiment
 
 
-def load_stream(
-    settings: RunSettings, *, progress: DownloadProgress | None = None
-) -> tuple[Dataset, NDArray[np.int64], Stream]:
-    """The dataset, the given labels and the stream of a run: pure functions of its settings."""
-    dataset = datasets.load(settings.dataset, progress=progress)
+def make_stream(settings: RunSettings, dataset: Dataset) -> tuple[NDArray[np.int64], Stream]:
+    """The given labels and the stream of a run: pure functions of its settings."""
     given = datasets.given_labels(dataset, noise=settings.noise, rate=settings.noise_rate, seed=settings.seed)
     tasks = tasks_for(settings.dataset, settings.noise, settings.episode)
-    return dataset, given, Stream(dataset.images, given, tasks=tasks, seed=settings.seed)
+    return given, Stream(dataset.images, given, tasks=tasks, seed=settings.seed)
 
 
 def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> SPR:

@@ -34,17 +34,22 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, settings: RunSettings) -> RunDirectory:
         """Begin a run in a new or empty place."""
+        cls.check_free(path)
+        run = cls(path)
+        with disk_errors(path):
+            run._checkpoints.mkdir(parents=True, exist_ok=True)
+        write_json(path / "settings.json", to_json(settings))
+        return run
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a place that a new run must not take."""
         if (path / "settings.json").exists():
             raise UserError(
                 f"{path} already holds a run: go on with `purereplay resume {path}`, or choose another --out."
             )
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, not a folder.")
-        run = cls(path)
-        with disk_errors(path):
-            run._checkpoints.mkdir(parents=True, exist_ok=True)
-        write_json(path / "settings.json", to_json(settings))
-        return run
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunSettings]:

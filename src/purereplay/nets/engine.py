@@ -1,8 +1,8 @@
 """The engine: it trains what learners ask for, K networks of one shape side by side.
 
-`drive` advances one learner's work from request to request. `Engine.train` groups jobs, runs each group as one loop
-over stacked networks and hands every job its own answer. On CUDA a loop's step is captured once as a graph and
-replayed, with the step count, the learning rate and all draws on the device.
+`drive` advances one learner's work from request to request, `drive_together` many at once. `Engine.train` groups jobs,
+runs each group as one loop over stacked networks and hands every job its own answer. On CUDA a loop's step is captured
+once as a graph and replayed, with the step count, the learning rate and all draws on the device.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import logging
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from purereplay.errors import Interrupted
 from purereplay.nets.jobs import Asks, Contrastive, Job, Result, Trained
 from purereplay.nets.networks import is_trained, stack, unstack
 from purereplay.nets.steps import contrastive_loss, learning_rate, supervised_loss
@@ -43,8 +46,6 @@ class Engine:
     def __init__(self, device: torch.device, *, watch: Callable[[Progress], None] | None = None) -> None:
         self.device = device
         self.watch = watch
-        self.seconds: dict[str, float] = defaultdict(float)  # by phase
-        self.steps: dict[str, int] = defaultdict(int)  # network-steps by phase
         self._loops: OrderedDict[Hashable, _Loop] = OrderedDict()  # the one used last comes last
         on_cuda = device.type == "cuda"
         self._memory = torch.cuda.get_device_properties(device).total_memory // 2 if on_cuda else _CPU_MEMORY
@@ -53,7 +54,7 @@ class Engine:
         """The jobs' answers, in their order."""
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
-            groups[job.shape, job.stage].append(i)
+            groups[job.kind].append(i)
         answers: dict[int, Trained] = {}
         for members in groups.values():
             k = self.side_by_side(jobs[members[0]])
@@ -83,10 +84,7 @@ class Engine:
             if self.watch and time.perf_counter() - told > 0.1:
                 told = time.perf_counter()
                 self.watch(Progress(jobs[0].phase, len(jobs), done, n_steps))
-        answers = loop.answers()
-        self.seconds[jobs[0].phase] += time.perf_counter() - began
-        self.steps[jobs[0].phase] += n_steps * len(jobs)
-        return answers
+        return loop.answers(began)
 
     def _make_room(self, n_bytes: int) -> None:
         """Let go of the loops used longest ago until a new one of this size is within the memory allowed."""
@@ -95,15 +93,63 @@ class Engine:
             held -= self._loops.popitem(last=False)[1].n_bytes
 
 
-def drive(work: Asks[Result], engine: Engine) -> Result:
+@dataclass
+class Account:
+    """Where one learner's time goes."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase; "other" is what is not training
+    steps: dict[str, int] = field(default_factory=dict)  # training steps by phase
+
+    def book(self, phase: str, seconds: float, steps: int = 0) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        if steps:
+            self.steps[phase] = self.steps.get(phase, 0) + steps
+
+
+def drive(work: Asks[Result], engine: Engine, account: Account | None = None) -> Result:
     """Run one learner's work to its end, training what it asks for on the way."""
+    [result] = drive_together([work], engine, [account or Account()])
+    return result
+
+
+def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Account]) -> list[Result]:
+    """Run many learners' works to their ends, training side by side what has one shape.
+
+    The request for the network that is trained least goes first, and everybody who asks for the same kind of job joins
+    it. So whoever is ahead waits, and runs of one shape fall into lockstep again after every difference between them.
+    """
+    results: dict[int, Result] = {}
+    requests: dict[int, list[Job]] = {}
+
+    def advance(i: int, answer: list[Trained] | None) -> None:
+        began = time.perf_counter()
+        try:
+            requests[i] = next(works[i]) if answer is None else works[i].send(answer)
+        except StopIteration as end:
+            results[i] = end.value
+        accounts[i].book("other", time.perf_counter() - began)
+
+    for i in range(len(works)):
+        advance(i, None)
     try:
-        request = next(work)
-        while True:
-            request = work.send(engine.train(request))
-    except StopIteration as end:
-        result: Result = end.value
-        return result
+        while requests:
+            last = min(requests, key=lambda i: min(job.steps_before for job in requests[i]))
+            kind = {job.kind for job in requests[last]}
+            chosen = [i for i, jobs in requests.items() if {job.kind for job in jobs} == kind]
+            asked = {i: requests.pop(i) for i in chosen}
+            answers = iter(engine.train([job for jobs in asked.values() for job in jobs]))
+            for i, jobs in asked.items():
+                answer = [next(answers) for _ in jobs]
+                for job, trained in zip(jobs, answer, strict=True):
+                    accounts[i].book(job.phase, trained.seconds, job.n_steps)
+                advance(i, answer)
+    except Interrupted as stop:
+        for i, work in enumerate(works):  # each may put its state in safety
+            if i not in results:
+                with suppress(Interrupted):
+                    work.throw(stop)
+        raise
+    return [results[i] for i in range(len(works))]
 
 
 def network_bytes(job: Job) -> int:
@@ -187,8 +233,8 @@ class _Loop:
         torch.cuda.synchronize(self.keys.device)
         return n
 
-    def answers(self) -> list[Trained]:
-        """Every job's network, moments and last loss, as tensors of its own."""
+    def answers(self, began: float) -> list[Trained]:
+        """Every job's network, moments and last loss, as tensors of its own, and its share of the time since then."""
         losses = self.loss.tolist()
         moments = {"step": self.optimizer.state[next(iter(self.parameters.values()))]["step"].long()}
         per_network = {}
@@ -196,8 +242,9 @@ class _Loop:
             per_network[f"mean.{name}"] = self.optimizer.state[p]["exp_avg"]
             per_network[f"square.{name}"] = self.optimizer.state[p]["exp_avg_sq"]
         state = {name: t.detach() for name, t in self.state.items()}
+        share = (time.perf_counter() - began) / len(losses)
         return [
-            Trained(unstack(state, k), unstack(per_network, k) | {"step": moments["step"].clone()}, losses[k])
+            Trained(unstack(state, k), unstack(per_network, k) | {"step": moments["step"].clone()}, losses[k], share)
             for k in range(len(losses))
         ]
 

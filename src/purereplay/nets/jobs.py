@@ -76,9 +76,14 @@ class Job:
         return self.network, self.recipe, tuple(self.images.shape), replay, self.labels is None
 
     @property
-    def stage(self) -> Hashable:
-        """Jobs of one shape and one stage can be trained in one go: they share the optimizer's step and the rate."""
-        return self.start, 0 if self.optimizer is None else int(self.optimizer["step"])
+    def steps_before(self) -> int:
+        """How many steps the network has behind it."""
+        return 0 if self.optimizer is None else int(self.optimizer["step"])
+
+    @property
+    def kind(self) -> Hashable:
+        """Jobs of one kind can be trained in one go: of one shape, they share the optimizer's step and the rate."""
+        return self.shape, self.start, self.steps_before
 
 
 class Trained(NamedTuple):
@@ -87,6 +92,7 @@ class Trained(NamedTuple):
     state: State
     optimizer: State  # "step", and "mean.NAME" and "square.NAME" for every parameter NAME
     loss: float  # of the last step
+    seconds: float  # this job's share of the time its group took
 
 
 Result = TypeVar("Result")

@@ -1,65 +1,90 @@
-"""What a person sees in the terminal: progress with the remaining time, results and lists as aligned tables."""
+"""What a person sees in the terminal: runs with their progress, results and lists as aligned tables."""
 
 from __future__ import annotations
 
 import logging
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 
 import torch
-from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from purereplay.data import datasets as data
 from purereplay.data.catalogue import info_for
-from purereplay.data.download import Progress as DownloadProgress
+from purereplay.data.datasets import Dataset
 from purereplay.data.sources import cache_root
-from purereplay.errors import Interrupted
+from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate import experiment as experiments
-from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
 from purereplay.evaluate.plan import PHASES
 from purereplay.evaluate.plan import estimate as estimate_run
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.settings import BY_DATASET, PRESETS, SprSettings, preset_settings
-from purereplay.nets.engine import Engine
-from purereplay.nets.engine import Progress as EngineProgress
+from purereplay.nets.engine import Engine, drive_together
 from purereplay.report.pictures import draw_run
-
-out = Console(highlight=False, soft_wrap=True)
+from purereplay.report.progress import Show, download_bars, duration, interruptible, out, percent, progress_bars
 
 
 def run(settings: RunSettings, path: Path, *, resume: bool) -> None:
     """Run or resume an experiment, with progress, and show its result."""
-    logging.basicConfig(
-        handlers=[RichHandler(console=out, show_path=False, show_time=False)], level="WARNING", format="%(message)s"
-    )
+    if not resume:
+        RunDirectory.check_free(path)
     _announce(settings, path, resume)
-    with ExitStack() as stack:
-        bars = stack.enter_context(_bars())
-        show = _Show(bars)
-        if resume:
-            stack.enter_context(RunDirectory(path).locked())
-        experiment = experiments.prepare(
-            settings, path, resume=resume, watch=show.training, progress=download_bars(bars)
-        )
-        if not resume:
-            stack.enter_context(experiment.run.locked())
-        show.experiment = experiment
-        show.interrupted = stack.enter_context(_interruptible())
-        try:
-            result = experiment.go(show.line)
-        except Interrupted:
-            raise Interrupted(f"Stopped, with a checkpoint: `purereplay resume {path}` goes on from here.") from None
+    [result] = _run_together([settings], [path])
     finished(path, result)
+
+
+def sweep(settings: dict[Path, RunSettings]) -> None:
+    """Run many experiments side by side; those that are finished are left alone, those that were stopped go on."""
+    for path, wanted in settings.items():
+        if (path / "settings.json").exists() and RunDirectory.open(path)[1] != wanted:
+            raise UserError(f"{path} holds a run with other settings: choose another --out.")
+    todo = {path: s for path, s in settings.items() if RunDirectory(path).result() is None}
+    out.print(f"{len(settings)} runs, {len(settings) - len(todo)} of them finished before")
+    for path, s in todo.items():
+        _announce(s, path, (path / "settings.json").exists())
+    if todo:
+        _run_together(list(todo.values()), list(todo))
+    table = Table("run", "accuracy", "purity of P", "filtered noise", "time", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for path in settings:
+        result = RunDirectory(path).result() or {}
+        shares = [percent(result[key]) for key in ("accuracy", "purity", "filtered_noise")]
+        table.add_row(path.name, *shares, duration(result["seconds"]["total"]))
+        draw_run(path, path / "run.png")
+    out.print(table)
+
+
+def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:
+    """Begin or resume the runs and drive them together; all are on one device."""
+    handler = RichHandler(console=out, show_path=False, show_time=False)
+    logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
+    with ExitStack() as stack:
+        bars = stack.enter_context(progress_bars())
+        show = Show(bars)
+        engine = Engine(torch.device(settings[0].device), watch=show.training)
+        loaded: dict[str, Dataset] = {}
+        for s, path in zip(settings, paths, strict=True):
+            resume = (path / "settings.json").exists()
+            if resume:
+                stack.enter_context(RunDirectory(path).locked())
+            if s.dataset not in loaded:
+                loaded[s.dataset] = data.load(s.dataset, progress=download_bars(bars))
+            experiment = experiments.prepare(s, path, resume=resume, engine=engine, dataset=loaded[s.dataset])
+            if not resume:
+                stack.enter_context(experiment.run.locked())
+            show.experiments.append(experiment)
+        show.interrupted = stack.enter_context(interruptible())
+        try:
+            works = [e.running(show.line(e)) for e in show.experiments]
+            return drive_together(works, engine, [e.account for e in show.experiments])
+        except Interrupted:
+            how = f"`purereplay resume {paths[0]}` goes" if len(paths) == 1 else "the same command goes"
+            raise Interrupted(f"Stopped, with a checkpoint: {how} on from here.") from None
 
 
 def finished(path: Path, result: Line) -> None:
@@ -84,8 +109,9 @@ def finished(path: Path, result: Line) -> None:
 def estimate(settings: RunSettings) -> None:
     """Show steps, memory and time of a run that is not started."""
     info = info_for(settings.dataset)
-    with _bars() as bars:
-        dataset, _, stream = experiments.load_stream(settings, progress=download_bars(bars))
+    with progress_bars() as bars:
+        dataset = data.load(settings.dataset, progress=download_bars(bars))
+    _, stream = experiments.make_stream(settings, dataset)
     engine = Engine(torch.device(settings.device))
     with out.status("timing a few steps of each phase"):
         guess = estimate_run(settings, experiments.make_learner(settings, dataset, engine), stream.task_ends)
@@ -140,80 +166,6 @@ def settings(preset: str | None) -> None:
     out.print("'by data' is chosen by the dataset; change any with --set NAME=VALUE")
 
 
-class _Show:
-    """Turns the engine's and the experiment's news into bars and lines."""
-
-    def __init__(self, bars: Progress) -> None:
-        self.bars = bars
-        self.interrupted: list[bool] = []  # holds something once Ctrl-C was pressed
-        self.experiment: Experiment | None = None
-        self.purity: float | None = None
-        self.accuracy: float | None = None
-        self.buffers: TaskID | None = None
-        self.job: TaskID | None = None
-        self.said = time.monotonic()
-
-    def training(self, now: EngineProgress) -> None:
-        """Called by the engine a few times a second; the one place where a run can be interrupted."""
-        if self.interrupted:
-            raise Interrupted("Stopped.")
-        if self.experiment is None:
-            return
-        if self.job is None:
-            self.buffers = self.bars.add_task("buffers", total=self.experiment.plan.n_buffers, what="")
-            self.job = self.bars.add_task("training", total=1, what="")
-        what = f"{now.phase}: step {now.done:,} of {now.total:,}"
-        what += f", {now.n_networks} networks side by side" if now.n_networks > 1 else ""
-        self.bars.update(self.job, completed=now.done, total=now.total, what=what)
-        self._update_buffers(now)
-
-    def line(self, line: Line) -> None:
-        """Called with every line of metrics.jsonl."""
-        if line["event"] == "buffer":
-            self.purity = line["purity"]
-        else:
-            self.accuracy = line["accuracy"]
-            classes = ", ".join(map(str, line["classes"]))
-            purity = "" if self.purity is None else f", purity of P {percent(self.purity)}"
-            self.bars.print(
-                f"task {line['task'] + 1} (classes {classes}): accuracy {percent(line['accuracy'])}{purity}"
-            )
-        self._update_buffers(None)
-
-    def _update_buffers(self, now: EngineProgress | None) -> None:
-        experiment = self.experiment
-        if experiment is None or self.buffers is None:
-            return
-        done, total = experiment.learner.n_done, experiment.plan.n_buffers
-        left = remaining(experiment, now)
-        what = f"{done} of {total}" + ("" if left is None else f", {duration(left)} left")
-        what += "" if self.accuracy is None else f", accuracy {percent(self.accuracy)}"
-        what += "" if self.purity is None else f", purity {percent(self.purity)}"
-        self.bars.update(self.buffers, completed=done, what=what)
-        if not out.is_terminal and time.monotonic() - self.said > 30:  # a log file wants a line now and then
-            self.said = time.monotonic()
-            self.bars.print(f"buffers {what}")
-
-
-def remaining(experiment: Experiment, now: EngineProgress | None) -> float | None:
-    """Seconds left, from the measured speed of each phase; a phase not met yet counts as fast as the others."""
-    seconds, engine = experiment.seconds, experiment.engine
-    speeds = {}
-    for phase in PHASES:
-        steps = experiment.steps_done(phase)
-        if steps:
-            speeds[phase] = (seconds.get(phase, 0.0) + engine.seconds[phase]) / steps
-    if not speeds:
-        return None
-    usual = sum(speeds.values()) / len(speeds)
-    running = {now.phase: now.done * now.n_networks} if now else {}
-    left = 0.0
-    for phase in PHASES:
-        todo = experiment.plan.steps[phase] - experiment.steps_done(phase) - running.get(phase, 0)
-        left += max(0, todo) * speeds.get(phase, usual)
-    return left
-
-
 def _announce(settings: RunSettings, path: Path, resume: bool) -> None:
     noise = "its own labels" if settings.noise == "none" else f"{percent(settings.noise_rate)} {settings.noise} noise"
     budget = "" if settings.budget == 1 else f", budget {settings.budget:g}"
@@ -222,49 +174,3 @@ def _announce(settings: RunSettings, path: Path, resume: bool) -> None:
         f"{verb} {settings.dataset} with {noise}: {settings.learner}, preset {settings.preset}{budget}, "
         f"seed {settings.seed}, {settings.device}, in {path}"
     )
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[bool]]:
-    """Ctrl-C becomes a note that the engine finds at its next look; a second one stops at once."""
-    asked: list[bool] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(True)
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _bars() -> Progress:
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}")
-    return Progress(*columns, console=out, transient=True)
-
-
-def download_bars(bars: Progress) -> DownloadProgress:
-    """A bar for every file that is fetched."""
-    tasks: dict[str, TaskID] = {}
-
-    def show(name: str, done: int, total: int | None) -> None:
-        if name not in tasks:
-            tasks[name] = bars.add_task(name, total=total, what="")
-        bars.update(tasks[name], completed=done, total=total, what=f"{done / 2**20:,.1f} MiB")
-
-    return show
-
-
-def percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
