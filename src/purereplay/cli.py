@@ -27,7 +27,10 @@ app = typer.Typer(
 )
 
 Dataset = Annotated[str, typer.Option(help="Which data; `purereplay datasets` lists them.")]
-Noise = Annotated[str, typer.Option(help="Kind of label noise: symmetric, asymmetric, superclass or none.")]
+Noise = Annotated[
+    str | None,
+    typer.Option(help="symmetric, asymmetric, superclass or none. [default: symmetric; none where labels come noisy]"),
+]
 NoiseRate = Annotated[float, typer.Option(help="Share of wrong labels in each touched class, 0 to 1.")]
 Episode = Annotated[str, typer.Option(help="Which classes form the tasks: A (the paper's), B or C.")]
 LearnerName = Annotated[str, typer.Option("--learner", help="Who learns: spr.")]
@@ -56,7 +59,7 @@ def root(
 def run(
     out: Annotated[Path, typer.Option(help="Folder for settings, metrics, checkpoints and result.")],
     dataset: Dataset = "digits",
-    noise: Noise = "symmetric",
+    noise: Noise = None,
     noise_rate: NoiseRate = 0.4,
     episode: Episode = "A",
     learner: LearnerName = "spr",
@@ -113,7 +116,7 @@ def resume(
 def sweep(
     out: Annotated[Path, typer.Option(help="Folder that gets one run folder per combination.")],
     dataset: Dataset = "digits",
-    noise: Noise = "symmetric",
+    noise: Noise = None,
     noise_rate: Annotated[str, typer.Option(help="Share of wrong labels; a list, as all of these.")] = "0.4",
     episode: Episode = "A",
     learner: LearnerName = "spr",
@@ -139,7 +142,7 @@ def sweep(
 
     lists = {
         "dataset": dataset,
-        "noise": noise,
+        "noise": noise or "",
         "noise_rate": noise_rate,
         "episode": episode,
         "learner": learner,
@@ -170,7 +173,8 @@ def demo(
         directory, earlier = RunDirectory.open(out)
         if (earlier.dataset, earlier.preset) != ("digits", "demo"):
             raise UserError(f"{out} holds a run that is not a demo: choose another --out.")
-        directory.remove()
+        with directory.locked():
+            directory.remove()
     settings = _resolve("digits", "symmetric", 0.4, "A", "spr", "demo", seed, 1.0, "cpu", None)
     console.run(settings, out, resume=False)
 
@@ -196,7 +200,7 @@ def plot(
 @app.command()
 def estimate(
     dataset: Dataset = "digits",
-    noise: Noise = "symmetric",
+    noise: Noise = None,
     noise_rate: NoiseRate = 0.4,
     episode: Episode = "A",
     learner: LearnerName = "spr",
@@ -241,7 +245,7 @@ def settings(preset: Annotated[str | None, typer.Option(help="Show one preset on
 
 def _resolve(
     dataset: str,
-    noise: str,
+    noise: str | None,
     noise_rate: float,
     episode: str,
     learner: str,
@@ -284,11 +288,20 @@ def main() -> None:
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:
         app(arguments)
-    except UserError as error:
-        if debug:
+    except (UserError, MemoryError, RuntimeError) as error:
+        text = str(error) if isinstance(error, UserError) else _out_of_memory(error)
+        if debug or text is None:
             raise
-        typer.echo(f"purereplay: {error}", err=True)
+        typer.echo(f"purereplay: {text}", err=True)
         sys.exit(2)
+
+
+def _out_of_memory(error: Exception) -> str | None:
+    """PyTorch has no error of its own for a CPU that is out of memory."""
+    words = ("not enough memory", "out of memory", "can't allocate", "overflow", "exceeds")
+    if isinstance(error, MemoryError) or any(word in str(error).lower() for word in words):
+        return "There is not enough memory for these settings: choose smaller sizes."
+    return None
 
 
 if __name__ == "__main__":

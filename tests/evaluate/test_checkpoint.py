@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
@@ -16,7 +17,7 @@ TENSORS = {
 
 
 def test_round_trip_keeps_bits_types_and_facts(tmp_path):
-    write_checkpoint(tmp_path, 0, TENSORS, {"position": 3, "seconds": {"base": 0.1}})
+    write_checkpoint(tmp_path, TENSORS, {"position": 3, "seconds": {"base": 0.1}})
     tensors, facts = read_checkpoint(tmp_path)
     assert facts == {"position": 3, "seconds": {"base": 0.1}}
     assert all(torch.equal(tensors[n], t) and tensors[n].dtype == t.dtype for n, t in TENSORS.items())
@@ -24,15 +25,15 @@ def test_round_trip_keeps_bits_types_and_facts(tmp_path):
 
 def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path):
     for number in range(5):
-        write_checkpoint(tmp_path, number, {"a": torch.tensor(number)}, {})
+        write_checkpoint(tmp_path, {"a": torch.tensor(number)}, {})
     assert len(list(tmp_path.iterdir())) == 2
     assert int(read_checkpoint(tmp_path)[0]["a"]) == 4
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path, damage, caplog):
-    write_checkpoint(tmp_path, 0, TENSORS, {"n": 0})
-    newest = write_checkpoint(tmp_path, 1, TENSORS, {"n": 1})
+    write_checkpoint(tmp_path, TENSORS, {"n": 0})
+    newest = write_checkpoint(tmp_path, TENSORS, {"n": 1})
     content = bytearray(newest.read_bytes())
     if damage == "flip":
         content[-1] ^= 1
@@ -42,18 +43,27 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path, da
     assert newest.name in caplog.text
 
 
+def test_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "best.safetensors").write_bytes(b"mine")
+    save_file({"x": torch.zeros(1)}, tmp_path / "checkpoint-00000007.safetensors")  # no facts in it
+    write_checkpoint(tmp_path, TENSORS, {"n": 8})
+    assert read_checkpoint(tmp_path)[1] == {"n": 8} and (tmp_path / "best.safetensors").exists()
+    (tmp_path / "checkpoint-00000008.safetensors").unlink()
+    assert read_checkpoint(tmp_path) is None
+
+
 def test_none_where_there_is_none(tmp_path):
     assert read_checkpoint(tmp_path) is None
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_good_one(tmp_path, monkeypatch):
-    write_checkpoint(tmp_path, 0, TENSORS, {"n": 0})
+    write_checkpoint(tmp_path, TENSORS, {"n": 0})
 
     def full(self, content):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(UserError, match="No space left"):
-        write_checkpoint(tmp_path, 1, TENSORS, {"n": 1})
+        write_checkpoint(tmp_path, TENSORS, {"n": 1})
     assert read_checkpoint(tmp_path)[1] == {"n": 0}
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-00000000.safetensors"]

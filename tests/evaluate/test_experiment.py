@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from purereplay.evaluate.settings import RunSettings, resolve
 from purereplay.evaluate.sweep import combinations
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine, drive_together
+from purereplay.report.pictures import draw_run
 
 TINY = {"expert_epochs": "3", "base_epochs": "2", "finetune_epochs": "2", "hidden": "16", "projection_size": "8"}
 
@@ -23,9 +25,9 @@ def tiny(**more) -> RunSettings:
 
 
 def measured(path: Path) -> dict:
-    """result.json without what may differ: times, and how often a step was taken."""
+    """result.json without what may differ: the times."""
     result = json.loads((path / "result.json").read_text())
-    return {key: value for key, value in result.items() if key not in ("seconds", "steps")}
+    return {key: value for key, value in result.items() if key != "seconds"}
 
 
 class Stop(Exception):
@@ -129,12 +131,44 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"event": "buffer", "buffer": 0}\n'
 
 
+def test_damaged_run_folders_are_one_sentence(undisturbed, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(undisturbed, path)
+    shutil.rmtree(path / "checkpoints")
+    (path / "result.json").unlink()
+    prepare(tiny(), path, resume=True).go()  # no checkpoint: it begins anew
+    assert measured(path) == measured(undisturbed)
+    (path / "metrics.jsonl").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        draw_run(path, tmp_path / "a.png")
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="measured nothing"):
+        draw_run(path, tmp_path / "a.png")
+    with pytest.raises(UserError, match="0 lines"):
+        prepare(tiny(), path, resume=True)
+    settings = json.loads((path / "settings.json").read_text())
+    settings["options"]["hidden"] = "x"
+    (path / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="hidden must be a whole number"):
+        RunDirectory.open(path)
+    del settings["options"]["hidden"]
+    (path / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="do not fit this version: hidden"):
+        RunDirectory.open(path)
+
+
 def test_a_run_is_not_overwritten_and_not_shared(tmp_path):
     run = RunDirectory.create(tmp_path / "run", tiny())
     with pytest.raises(UserError, match="already holds a run"):
         RunDirectory.create(tmp_path / "run", tiny())
     with run.locked(), pytest.raises(UserError, match="Another process"), RunDirectory(tmp_path / "run").locked():
         pass
+
+
+def test_noise_is_not_added_to_labels_that_come_noisy():
+    assert resolve(dataset="cifar10n", device="cpu").noise == "none"
+    assert resolve(dataset="digits", device="cpu").noise == "symmetric"
+    assert resolve(dataset="cifar10n", noise="symmetric", device="cpu").noise == "symmetric"  # refused by the data
 
 
 def test_another_stream_than_the_one_it_began_with_is_refused(tmp_path, monkeypatch):
@@ -164,7 +198,7 @@ def test_damaged_settings_are_one_sentence(tmp_path, name, content):
         ({"dataset": "digits", "overrides": {"graphs": "many"}}, "graphs must be a whole number"),
         ({"dataset": "digits", "overrides": {"order": "random"}}, "filter-first, replay-first"),
         ({"dataset": "digits", "overrides": {"colour": "red"}}, "'colour' is unknown"),
-        ({"dataset": "digits", "overrides": {"delayed_size": "-3"}}, "must be positive"),
+        ({"dataset": "digits", "overrides": {"delayed_size": "-3"}}, "must be at least 2"),
         ({"dataset": "digits", "overrides": {"reseed": "maybe"}}, "true or false"),
     ],
 )

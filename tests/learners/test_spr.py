@@ -10,7 +10,7 @@ from purereplay.data.datasets import given_labels, load
 from purereplay.data.episodes import tasks_for
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
-from purereplay.learners.settings import SprSettings, build_spr, preset_settings
+from purereplay.learners.settings import SprSettings, build_spr, make_spr, preset_settings
 from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Engine, drive
 
@@ -120,9 +120,8 @@ def test_state_moves_to_another_learner_at_every_step(stream):
 def test_order_of_filter_and_replay(stream, order):
     ours = learner(replace(TINY, order=order))
     ours.take(stream.batch(0, 30))
-    work = ours.work()
-    request = next(work)
-    work.send(ours.engine.train(request))  # stands at the request for the base
+    assert drive(ours.work(), ours.engine) is None  # the expert
+    next(ours.work())  # stands at the request for the base
     assert (ours.purified.n > 0) == (order == "filter-first")
 
 
@@ -131,8 +130,8 @@ def test_base_batches(stream):
         ours = learner(settings)
         ours.observe(stream.batch(0, n))
         ours.take(stream.batch(n, n + 30))
-        work = ours.work()
-        [job] = work.send(ours.engine.train(next(work)))
+        drive(ours.work(), ours.engine)  # the expert
+        [job] = next(ours.work())
         return ours, job
 
     _, early = base_job(TINY, 0)
@@ -142,7 +141,7 @@ def test_base_batches(stream):
     assert (late.recipe.batch_size, late.recipe.replay_size, late.steps_per_epoch) == (15, 15, 2)
     assert late.start == 4 * (4 - 1) and late.optimizer is not None  # the schedule and the optimizer go on
     _, union = base_job(replace(TINY, replay="union", base_schedule="restart"), 120)
-    assert union.images.shape[0] == 50 and union.steps_per_epoch == 1 and union.replay is None and union.start == 0
+    assert union.images.shape[0] == 50 and union.recipe.batch_size == 30 and union.replay is None and union.start == 0
     _, distinct = base_job(replace(TINY, replay="halves-distinct"), 120)
     assert distinct.recipe.replay_distinct
 
@@ -194,18 +193,43 @@ def test_reseed_draws_the_same_numbers_for_every_buffer(stream):
     [
         {"features": "penultimate"},
         {"graphs": 0},
-        {"scaling": "minmax", "posterior": "table", "small_class": "keep"},
-        {"admission": "greedy", "projection": "linear"},
-        {"schedule": "constant", "finetune_clip": None, "finetune_decay_every": None},
+        {"scaling": "minmax"},
+        {"posterior": "table"},
+        {"small_class": "keep"},
+        {"mixture_steps": 2},
+        {"admission": "greedy"},
+        {"eviction": "softmax"},
+        {"projection": "linear"},
+        {"schedule": "constant"},
+        {"base_schedule": "restart"},
+        {"warm_epochs": 3},
+        {"temperature": 0.1},
+        {"crop_area": 0.5},
+        {"flip": 0.0},
+        {"finetune_clip": None},
+        {"finetune_clip": 1e-4},
+        {"finetune_decay_every": 2},
+        {"finetune_rate": 1e-2},
+        {"replay": "halves-distinct"},
+        {"replay": "union"},
+        {"order": "replay-first"},
+        {"stem": "small"},
+        {"tail": "drop"},
     ],
+    ids=str,
 )
 def test_every_option_changes_the_learner_and_still_learns(stream, option):
-    usual, other = learner(), learner(replace(TINY, **option))
-    for ours in (usual, other):
-        ours.observe(stream.batch(0, 120))
-        ours.classifier()
     images = stream.batch(0, 50).images
-    assert not torch.equal(usual.classifier().logits(images), other.classifier().logits(images))
+    logits = []
+    usual = replace(TINY, expert_epochs=40, learning_rate=3e-3)  # enough for similarities that are not all 1
+    for settings in (usual, replace(usual, **option)):
+        ours = learner(settings)
+        ours.observe(stream.batch(0, 130))
+        ours.flush()
+        logits.append(ours.classifier().logits(images))
+    no_effect = option in ({"stem": "small"}, {"finetune_clip": None}, {"small_class": "keep"})
+    # an mlp has no stem, these gradients are never cut, and these buffers have no class of 3
+    assert torch.isfinite(logits[1]).all() and torch.equal(*logits) == no_effect
 
 
 def test_colour_images_take_a_resnet_and_jitter():
@@ -239,6 +263,47 @@ def test_bad_batches_name_the_culprit_and_change_nothing(stream, images, labels,
         ours.observe(Batch(images, torch.tensor(labels), torch.tensor(index)))
     after = ours.state()
     assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"delayed_size": 0}, "delayed_size must be at least 2"),
+        ({"purified_size": 0}, "purified_size must be more than 0"),
+        ({"order": "filter_first"}, "filter-first, replay-first"),
+        ({"network": "MLP"}, "mlp, resnet18"),
+        ({"expert_epochs": 2.5}, "expert_epochs must be a whole number"),
+        ({"expert_epochs": -1}, "more than 0"),
+        ({"finetune_batch": True}, "finetune_batch must be a whole number"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number"),
+        ({"flip": 2}, "at most 1"),
+        ({"reseed": 1}, "true or false"),
+        ({"colour": 1}, "'colour' is unknown"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(option, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make_spr((1, 8, 8), 10, **option)
+
+
+def test_training_that_diverges_is_an_error_and_not_a_number(stream):
+    ours = learner(replace(TINY, finetune_rate=1e30, finetune_clip=None, finetune_epochs=20))
+    ours.observe(stream.batch(0, 60))
+    with pytest.raises(UserError, match="finetune network diverged"):
+        ours.classifier()
+
+
+@pytest.mark.parametrize("images", [torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 9, dtype=torch.uint8), np.zeros(3)])
+def test_the_classifier_refuses_what_it_was_not_made_for(stream, images):
+    with pytest.raises(UserError, match="Images must be"):
+        learner().classifier().predict(images)
+
+
+def test_a_resnet_learns_from_a_single_purified_sample():
+    ours = make_spr((3, 16, 16), 2, delayed_size=6, purified_size=1, expert_epochs=1, base_epochs=1, finetune_epochs=1)
+    images = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
+    ours.observe(Batch(images, torch.zeros(6, dtype=torch.int64), torch.arange(6)))
+    assert torch.isfinite(ours.classifier().logits(images)).all()
 
 
 def test_purer_than_the_stream_and_better_than_guessing():

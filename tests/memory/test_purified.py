@@ -1,3 +1,6 @@
+import math
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,6 +120,41 @@ def test_same_generator_same_contents_and_state_round_trips():
     for ours, g in zip((a, c), generator, strict=True):
         ours.add(batch([0, 1, 2, 3] * 10, 200), torch.ones(40), g)
     assert torch.equal(a.contents()[0].index, c.contents()[0].index)
+
+
+def test_softmax_eviction_is_one_after_the_other():
+    """Against the rule written out with lists; a crowded class loses its lowest, and every newcomer enters."""
+    for seed in range(5):
+        ours = PurifiedBuffer(12, (1, 2, 2), N_CLASSES, device=CPU, admission="greedy", eviction="softmax")
+        generator = torch.Generator().manual_seed(seed)
+        slots: list[tuple[int, float, int]] = []  # label, probability, index
+        for start in (0, 30, 60):
+            labels = torch.randint(0, 2 + start // 30, (30,), generator=generator).tolist()
+            p = torch.rand(30, generator=generator, dtype=torch.float64)
+            twin = torch.Generator()
+            twin.set_state(generator.get_state())
+            torch.rand(30, generator=twin, dtype=torch.float64)  # what admission draws
+            draws = torch.rand(30, generator=twin, dtype=torch.float64).tolist()
+            ours.add(batch(labels, start), p, generator)
+            for i in range(30):
+                newcomer = (labels[i], float(p[i]), start + i)
+                if len(slots) < 12:
+                    slots.append(newcomer)
+                    continue
+                counts = [sum(s[0] == c for s in slots) for c in range(N_CLASSES)]
+                weights = [math.exp(n) if n else 0.0 for n in counts]
+                u, crowded = draws[i] * sum(weights), 0
+                while u >= weights[crowded]:
+                    u -= weights[crowded]
+                    crowded += 1
+                out = min((s for s in slots if s[0] == crowded), key=lambda s: s[1])
+                slots[slots.index(out)] = newcomer
+            held, probability = ours.contents()
+            assert held.index.tolist() == [s[2] for s in slots]
+            assert held.labels.tolist() == [s[0] for s in slots]
+            assert probability.tolist() == pytest.approx([s[1] for s in slots])
+            assert (held.images[:, 0, 0, 0] == held.index % 256).all()
+        assert max(counts) - min(counts) <= 4  # nearly level
 
 
 def test_nothing_offered_changes_nothing():

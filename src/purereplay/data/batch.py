@@ -22,14 +22,23 @@ class Batch(NamedTuple):
         return int(self.labels.shape[0])
 
 
-def check_batch(batch: Batch, image_shape: tuple[int, int, int], n_classes: int) -> None:
-    """Raise a UserError that names the culprit unless the batch is one that a learner of this shape can take."""
-    images, labels, index = batch
+def check_images(images: Tensor, image_shape: tuple[int, int, int]) -> None:
+    """Raise a UserError unless these are uint8 images (n, *image_shape)."""
+    if not isinstance(images, Tensor):
+        raise UserError(f"Images must be a torch tensor, not {type(images).__name__}.")
     if images.dtype != torch.uint8 or images.ndim != 4 or tuple(images.shape[1:]) != image_shape:
         raise UserError(
             f"Images must be uint8 with shape (n, {', '.join(map(str, image_shape))}), "
             f"not {str(images.dtype).removeprefix('torch.')} with shape {tuple(images.shape)}."
         )
+
+
+def check_batch(batch: Batch, image_shape: tuple[int, int, int], n_classes: int) -> None:
+    """Raise a UserError that names the culprit unless the batch is one that a learner of this shape can take."""
+    images, labels, index = batch
+    check_images(images, image_shape)
+    if not isinstance(labels, Tensor) or not isinstance(index, Tensor):
+        raise UserError("Labels and index must be torch tensors.")
     if labels.dtype != torch.int64 or index.dtype != torch.int64:
         raise UserError("Labels and index must be int64.")
     if labels.ndim != 1 or index.shape != labels.shape or images.shape[0] != labels.shape[0]:

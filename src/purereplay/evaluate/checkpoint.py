@@ -22,14 +22,15 @@ from purereplay.data.files import write_whole
 log = logging.getLogger(__name__)
 
 _KEPT = 2
-_PATTERN = "checkpoint-*.safetensors"
+_PATTERN = f"checkpoint-{'[0-9]' * 8}.safetensors"
 
 
-def write_checkpoint(folder: Path, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Write checkpoint `number` and remove those before the last two."""
+def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+    """Write the next checkpoint and remove those before the last two."""
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     metadata = {"facts": json.dumps(facts), "digest": _digest(whole)}
-    path = folder / f"checkpoint-{number:08d}.safetensors"
+    newest = max((int(path.stem.rpartition("-")[2]) for path in folder.glob(_PATTERN)), default=-1)
+    path = folder / f"checkpoint-{newest + 1:08d}.safetensors"
     write_whole(path, save(whole, metadata))
     for old in sorted(folder.glob(_PATTERN))[:-_KEPT]:
         old.unlink(missing_ok=True)
@@ -46,7 +47,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
             if _digest(tensors) == metadata["digest"]:
                 return tensors, json.loads(metadata["facts"])
             log.warning("%s is damaged and is passed over", path)
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be read and is passed over: %s", path, error)
     return None
 

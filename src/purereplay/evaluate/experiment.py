@@ -81,7 +81,8 @@ class Experiment:
         learner, ends = self.learner, self.stream.task_ends
         n_judged = sum(line["event"] == "task" for line in self.run.lines)
         if learner.pending:
-            return self.judge.buffer_line((yield from learner.work()))
+            report = yield from learner.work()
+            return {} if report is None else self.judge.buffer_line(report)
         is_last = n_judged == len(ends) - 1
         if n_judged < len(ends) and self.position >= ends[n_judged] and (self.finished or not is_last):
             return self.judge.task_line(n_judged, (yield from learner.classify()))
@@ -157,7 +158,6 @@ def prepare(
 
     Runs that are to be driven together share an engine, and may share a dataset that is loaded already.
     """
-    torch.backends.cudnn.deterministic = True
     dataset = dataset or datasets.load(settings.dataset, progress=progress)
     given, stream = make_stream(settings, dataset)
     engine = engine or Engine(torch.device(settings.device))

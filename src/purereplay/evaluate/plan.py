@@ -37,12 +37,12 @@ class Estimate(NamedTuple):
 
 
 def plan(options: SprSettings, task_ends: tuple[int, ...]) -> Plan:
-    """Count the steps of a stream whose tasks end there; P is taken to be full from the second buffer on."""
+    """Count the steps of a stream whose tasks end there, as if P were full from the start."""
     n, d, p = task_ends[-1], options.delayed_size, options.purified_size
     assert d and p and options.base_batch and options.expert_batch
     n_buffers = -(-n // d) if options.tail == "process" else n // d
     half = max(1, options.base_batch // 2)
-    base_steps = 1 if options.replay == "union" else max(1, d // half)
+    base_steps = max(1, (d + p) // options.base_batch) if options.replay == "union" else max(1, d // half)
     steps = {
         "expert": n_buffers * options.expert_epochs * max(1, d // options.expert_batch),
         "base": n_buffers * options.base_epochs * base_steps,
@@ -56,7 +56,7 @@ def estimate(settings: RunSettings, learner: SPR, task_ends: tuple[int, ...]) ->
     counted = plan(settings.options, task_ends)
     jobs = _sample_jobs(learner)
     engine = Engine(learner.engine.device)
-    together = min(settings.lookahead, counted.n_buffers, engine.side_by_side(jobs["expert"]))
+    together = min(settings.lookahead, max(1, counted.n_buffers), engine.side_by_side(jobs["expert"]))
     speeds = {}
     for phase, job in jobs.items():
         k = together if phase == "expert" else 1

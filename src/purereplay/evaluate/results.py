@@ -44,7 +44,9 @@ class RunDirectory:
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a place that a new run must not take."""
-        if (path / "settings.json").exists():
+        with disk_errors(path):
+            taken = (path / "settings.json").exists()
+        if taken:
             raise UserError(
                 f"{path} already holds a run: go on with `purereplay resume {path}`, or choose another --out."
             )
@@ -69,29 +71,35 @@ class RunDirectory:
         """Append a line to metrics.jsonl."""
         self.lines.append(line)
         with disk_errors(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write a checkpoint that stands for all lines recorded so far."""
         if self.lines:
             with disk_errors(self._metrics), self._metrics.open("rb+") as file:
                 os.fsync(file.fileno())
-        newest = max((int(p.stem.rpartition("-")[2]) for p in self._checkpoints.glob("*.safetensors")), default=-1)
-        write_checkpoint(self._checkpoints, newest + 1, tensors, facts | {"n_lines": len(self.lines)})
+        write_checkpoint(self._checkpoints, tensors, facts | {"n_lines": len(self.lines)})
 
     def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last good checkpoint, with metrics.jsonl cut back to it; None: begin anew."""
+        with disk_errors(self._checkpoints):
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
         found = read_checkpoint(self._checkpoints)
         n_lines = found[1]["n_lines"] if found else 0
-        text = self._metrics.read_text(encoding="utf-8").splitlines() if self._metrics.exists() else []
-        if len(text) < n_lines:
-            raise UserError(f"{self._metrics} has {len(text)} lines, but the checkpoint stands for {n_lines}.")
-        try:
-            self.lines = [json.loads(line) for line in text[:n_lines]]
-        except ValueError:
-            raise UserError(f"{self._metrics} is damaged: a line is not JSON.") from None
-        write_whole(self._metrics, "".join(line + "\n" for line in text[:n_lines]).encode())
+        self.lines = self.read_lines(n_lines)
+        write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
         return found
+
+    def read_lines(self, n: int | None = None) -> list[Line]:
+        """The first n lines of metrics.jsonl, or all."""
+        try:
+            text = self._metrics.read_text(encoding="utf-8").splitlines() if self._metrics.exists() else []
+            lines = [json.loads(line) for line in text[:n]]
+        except (ValueError, OSError):
+            raise UserError(f"{self._metrics} is damaged: a line is not JSON.") from None
+        if len(lines) < (n or 0):
+            raise UserError(f"{self._metrics} has {len(lines)} lines, but the checkpoint stands for {n}.")
+        return lines
 
     def finish(self, result: Line) -> None:
         """Write result.json; the checkpoints stay, so that the final learner can be loaded."""
@@ -131,7 +139,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def write_json(path: Path, values: Line) -> None:
-    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
+    write_whole(path, (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path, missing: str) -> Line:

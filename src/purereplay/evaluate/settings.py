@@ -35,7 +35,7 @@ class RunSettings:
 def resolve(
     *,
     dataset: str,
-    noise: str = "symmetric",
+    noise: str | None = None,
     noise_rate: float = 0.4,
     episode: str = "A",
     learner: str = "spr",
@@ -49,8 +49,8 @@ def resolve(
     info = info_for(dataset)
     if learner not in LEARNERS:
         raise UserError(f"The learner {learner!r} is unknown: choose one of {', '.join(LEARNERS)}.")
-    if info.noisy:
-        noise, noise_rate = "none", 0.0
+    if noise is None:
+        noise = "none" if info.noisy else "symmetric"
     chosen = pick_device(device)
     options = for_dataset(preset_settings(preset_name, overrides), dataset, info.shape, preset_name)
     return RunSettings(
@@ -89,6 +89,6 @@ def read_settings(values: dict[str, Any]) -> RunSettings:
         raise UserError(f"The run has format {values.get('format')!r}, this version reads format {FORMAT}.")
     names = {f.name for f in fields(RunSettings)}
     if set(values) != names | {"format"}:
-        raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ names - {'format'}))}.")
+        raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ (names | {'format'})))}.")
     kept = {name: values[name] for name in names - {"options"}}
     return RunSettings(**kept, options=from_json(values["options"]))

@@ -23,7 +23,7 @@ def combinations(
             raise UserError(f"The lists give {folder} twice.")
         runs[out / folder] = resolve(
             dataset=chosen["dataset"],
-            noise=chosen["noise"],
+            noise=chosen["noise"] or None,
             noise_rate=_number("noise-rate", chosen["noise_rate"]),
             episode=chosen["episode"],
             learner=chosen["learner"],

@@ -48,8 +48,11 @@ class Learner(ABC):
         """Whether there is work to do on samples taken."""
 
     @abstractmethod
-    def work(self) -> Asks[Report]:
-        """Do the next piece of pending work. May be left unfinished at any request and begun again."""
+    def work(self) -> Asks[Report | None]:
+        """Do the next piece of pending work; None where it is not a whole buffer's.
+
+        May be left unfinished at any request and begun again.
+        """
 
     @abstractmethod
     def finish(self) -> None:
@@ -85,4 +88,4 @@ class Learner(ABC):
         reports = []
         while self.pending:
             reports.append(drive(self.work(), self.engine))
-        return reports
+        return [report for report in reports if report is not None]

@@ -57,7 +57,9 @@ class SprSettings:
     scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
     posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins
     small_class: Literal["drop", "keep"] = "drop"  # classes too small to fit: probability 0 (code, in effect) or 0.5
+    mixture_steps: int = 10  # of EM (code); not in the paper
     admission: Literal["greedy", "partitioned"] = "partitioned"  # into a full P; paper: greedy; code: partitioned
+    eviction: Literal["levelled", "softmax"] = "levelled"  # paper: classes balanced; code: a class by softmax(excess)
     # the inference network
     finetune_epochs: int = 50  # passes over P
     finetune_batch: int = 16
@@ -85,6 +87,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "reseed": True,
         "jitter": "additive",
         "posterior": "table",
+        "eviction": "softmax",
     },
     "quick": {"expert_epochs": 60, "base_epochs": 20},
     # for 8×8 digits: a crop of 8 % would be two pixels wide, and a mirrored digit is another sign
@@ -101,7 +104,7 @@ def preset_settings(name: str, overrides: dict[str, str] | None = None) -> SprSe
     if name not in PRESETS:
         raise UserError(f"The preset {name!r} is unknown: choose one of {', '.join(PRESETS)}.")
     parsed = {key: _parse(key, text) for key, text in (overrides or {}).items()}
-    return replace(SprSettings(), **(PRESETS[name] | parsed))
+    return validated(replace(SprSettings(), **(PRESETS[name] | parsed)))
 
 
 def for_dataset(settings: SprSettings, dataset: str, image_shape: tuple[int, int, int], preset: str) -> SprSettings:
@@ -124,7 +127,7 @@ def with_budget(settings: SprSettings, budget: float) -> SprSettings:
     """Scale the self-supervised epochs."""
     if not (math.isfinite(budget) and budget > 0):
         raise UserError(f"The budget must be a positive number, not {budget}.")
-    expert, base = (max(1, round(n * budget)) for n in (settings.expert_epochs, settings.base_epochs))
+    expert, base = (max(1, round(min(n * budget, 1e12))) for n in (settings.expert_epochs, settings.base_epochs))
     return replace(settings, expert_epochs=expert, base_epochs=base)
 
 
@@ -160,10 +163,17 @@ def build_spr(
         network=Network(_backbone(s, image_shape), head, mean, std),
         n_classes=n_classes,
         delayed=DelayedBuffer(s.delayed_size, image_shape, device=engine.device),
-        purified=PurifiedBuffer(s.purified_size, image_shape, n_classes, device=engine.device, admission=s.admission),
+        purified=PurifiedBuffer(
+            s.purified_size,
+            image_shape,
+            n_classes,
+            device=engine.device,
+            admission=s.admission,
+            eviction=s.eviction,
+        ),
         expert=expert,
         self_replay=SelfReplay(base, s.replay, s.base_schedule),
-        filtering=Filtering(s.features, s.graphs, s.scaling, s.posterior, s.small_class),
+        filtering=Filtering(s.features, s.graphs, s.scaling, s.posterior, s.small_class, s.mixture_steps),
         finetune=Supervised(
             s.finetune_epochs, s.finetune_batch, s.finetune_rate, s.finetune_clip, s.finetune_decay_every
         ),
@@ -185,7 +195,10 @@ def make_spr(
     **options: Any,
 ) -> SPR:
     """A learner for images of your own: any setting of `SprSettings` by name; D and P hold 500 samples unless said."""
-    settings = replace(preset_settings(preset), **options)
+    unknown = set(options) - {f.name for f in fields(SprSettings)}
+    if unknown:
+        raise UserError(f"The setting {sorted(unknown)[0]!r} is unknown.")
+    settings = validated(replace(preset_settings(preset), **options))
     settings = for_dataset(settings, "", image_shape, preset)
     return build_spr(
         settings, image_shape=image_shape, n_classes=n_classes, engine=Engine(torch.device(device)), seed=seed
@@ -201,34 +214,69 @@ def _backbone(s: SprSettings, image_shape: tuple[int, int, int]) -> Backbone:
     return ResNet18(channels, height, s.stem)
 
 
+def validated(settings: SprSettings) -> SprSettings:
+    """The same settings, or a UserError that names the first one that cannot be."""
+    hints = get_type_hints(SprSettings)
+    for name in (f.name for f in fields(SprSettings)):
+        value, kinds = getattr(settings, name), _kinds(hints[name])
+        if value is None and type(None) in kinds:
+            continue
+        choices = [kind for kind in kinds if isinstance(kind, str)]
+        if choices:
+            if value not in choices:
+                raise UserError(f"The setting {name} must be one of {', '.join(choices)}, not {value!r}.")
+            continue
+        if bool in kinds:
+            if not isinstance(value, bool):
+                raise UserError(f"The setting {name} must be true or false, not {value!r}.")
+            continue
+        number = (int, float) if float in kinds else int
+        if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
+            wanted = "a number" if float in kinds else "a whole number"
+            raise UserError(f"The setting {name} must be {wanted}, not {value!r}.")
+        low, high = _RANGES.get(name, (0, math.inf))
+        if not (low <= value <= high) or (value == 0 and name not in _RANGES):
+            least = "more than 0" if name not in _RANGES else f"at least {low:g}"
+            most = "" if high == math.inf else f" and at most {high:g}"
+            raise UserError(f"The setting {name} must be {least}{most}, not {value}.")
+    return settings
+
+
+# what is not simply more than 0
+_RANGES = {
+    "delayed_size": (2, math.inf),  # one sample has nothing to be compared with
+    "expert_batch": (2, math.inf),
+    "base_batch": (2, math.inf),
+    "graphs": (0, math.inf),
+    "warm_epochs": (0, math.inf),
+    "flip": (0, 1),
+    "crop_area": (1e-6, 1),
+}
+
+
+def _kinds(declared: Any) -> list[Any]:
+    """What a type hint allows: types, None's type, and the values of literals."""
+    parts = get_args(declared) if not isinstance(declared, type) else (declared,)
+    return [kind for part in parts for kind in (get_args(part) or (part,))]
+
+
 def _parse(key: str, text: str) -> Any:
-    """A setting's value from text, by its declared type."""
+    """A setting's value from text, by its declared type; `validated` checks it."""
     names = [f.name for f in fields(SprSettings)]
     if key not in names:
         raise UserError(f"The setting {key!r} is unknown: there are {', '.join(names)}.")
-    declared = get_type_hints(SprSettings)[key]
-    kinds = get_args(declared) or (declared,)
+    kinds = _kinds(get_type_hints(SprSettings)[key])
     if type(None) in kinds and text.lower() in ("none", "null"):
         return None
-    choices = [c for kind in kinds for c in (get_args(kind) or (kind,)) if isinstance(c, str)]
-    if choices:
-        if text in choices:
-            return text
-        raise UserError(f"The setting {key} must be one of {', '.join(choices)}, not {text!r}.")
-    return _parse_number(key, text, next(kind for kind in kinds if kind is not type(None)))
-
-
-def _parse_number(key: str, text: str, kind: type) -> int | float | bool:
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        value: int | float = kind(text)
-    except (KeyError, ValueError):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise UserError(f"The setting {key} must be {wanted}, not {text!r}.") from None
-    if not math.isfinite(value) or value < 0 or (value == 0 and key not in ("graphs", "warm_epochs", "flip")):
-        raise UserError(f"The setting {key} must be positive, not {text}.")
-    return value
+    if bool in kinds:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                break
+    return text
 
 
 def as_json(settings: SprSettings) -> dict[str, Any]:
@@ -237,7 +285,7 @@ def as_json(settings: SprSettings) -> dict[str, Any]:
 
 def from_json(values: dict[str, Any]) -> SprSettings:
     """Settings as they were saved with a run; an unknown key is an error."""
-    unknown = set(values) - {f.name for f in fields(SprSettings)}
-    if unknown:
-        raise UserError(f"The settings {', '.join(sorted(unknown))} are unknown: were they saved by another version?")
-    return SprSettings(**values)
+    odd = set(values) ^ {f.name for f in fields(SprSettings)}
+    if odd:
+        raise UserError(f"The saved settings do not fit this version: {', '.join(sorted(odd))}.")
+    return validated(SprSettings(**values))

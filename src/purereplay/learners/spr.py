@@ -36,6 +36,7 @@ class Filtering:
     scaling: Literal["trimmed", "minmax"] = "trimmed"
     posterior: Literal["exact", "table"] = "exact"
     small_class: Literal["drop", "keep"] = "drop"
+    mixture_steps: int = 10  # of EM
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class SelfReplay:
 
     recipe: Contrastive  # batch_size is the whole batch, from D and P together
     batches: Literal["halves", "halves-distinct", "union"] = "halves"
-    # halves: half from D, half from P, and D alone until P is full; union: all of D and P in every batch
+    # halves: half from D, half from P, and D alone until P is full; union: batches from all of D ∪ P
     schedule: Literal["continuing", "restart"] = "continuing"  # of the learning rate, across buffers
 
 
@@ -93,8 +94,10 @@ class SPR(Learner):
             self._enqueue()
         self.delayed.reset()
 
-    def work(self) -> Asks[Report]:
-        yield from self._train_experts()
+    def work(self) -> Asks[Report | None]:
+        if any(w.features is None for w in self.queue):
+            yield from self._train_experts()
+            return None
         waiting = self.queue[0]
         if self.order == "filter-first":
             self._filter(waiting)
@@ -111,8 +114,6 @@ class SPR(Learner):
     def _train_experts(self) -> Asks[None]:
         """A fresh network on each waiting buffer, without labels; they depend on nothing but their buffer."""
         new = [w for w in self.queue if w.features is None]
-        if not new:
-            return
         jobs = [
             Job(
                 phase="expert",
@@ -147,6 +148,7 @@ class SPR(Learner):
             small_class=f.small_class,
             scaling=f.scaling,
             posterior=f.posterior,
+            n_iter=f.mixture_steps,
         )
         chosen = select(verdict.clean_probability, self._seed("selection", number))
         generator = torch.Generator().manual_seed(self._seed("admission", number))
@@ -188,7 +190,7 @@ class SPR(Learner):
         purified, _ = self.purified.contents()
         if how == "union":
             images = torch.cat([delayed_images, purified.images])
-            return replace(recipe, batch_size=images.shape[0]), images, None
+            return replace(recipe, batch_size=min(recipe.batch_size, images.shape[0])), images, None
         if not self.purified.is_full:
             return replace(recipe, batch_size=min(recipe.batch_size, delayed_images.shape[0])), delayed_images, None
         half = max(1, min(recipe.batch_size // 2, delayed_images.shape[0]))
@@ -219,7 +221,7 @@ class SPR(Learner):
                 )
                 [trained] = yield [job]
                 state = trained.state
-            self._classifier = Classifier(network, state)
+            self._classifier = Classifier(network, state, self.delayed.image_shape)
         return self._classifier
 
     # ---------------------------------------------------------------- memory between calls

@@ -9,20 +9,25 @@ Admission, where paper and released code differ:
     partitioned  (released code) once P is full, a sample may compete with probability share / seen: its class's equal
                  share over how many of its class were offered so far, which keeps P from turning into the few most
                  central samples of a long stream
-The released code evicts one sample at a time, from a class drawn by softmax(excess over its share); with counts in
-the tens that is nearly always the largest class, which is the one that is levelled here.
+
+Eviction:
+    levelled     (paper: balanced classes, the lowest clean probability first) what is described above
+    softmax      (released code) one newcomer after the other takes the place of the lowest probability of a class
+                 drawn by softmax(excess over its share); sequential by nature, so it costs a Python step per newcomer
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
 
 Admission = Literal["greedy", "partitioned"]
+Eviction = Literal["levelled", "softmax"]
 
 
 class PurifiedBuffer:
@@ -36,10 +41,12 @@ class PurifiedBuffer:
         *,
         device: torch.device,
         admission: Admission = "partitioned",
+        eviction: Eviction = "levelled",
     ) -> None:
         self.capacity = capacity
         self.n_classes = n_classes
         self.admission = admission
+        self.eviction = eviction
         self.n = 0
         self._images = torch.zeros((capacity, *image_shape), dtype=torch.uint8, device=device)
         self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
@@ -60,22 +67,47 @@ class PurifiedBuffer:
         new = Batch(*(t[admitted] for t in batch))
         new_probability = clean_probability[admitted]
 
-        labels = torch.cat([self._labels[: self.n], new.labels])
-        probability = torch.cat([self._probability[: self.n], new_probability])
+        place = self._levelled if self.eviction == "levelled" else self._by_softmax
+        slots, enters = place(new.labels, new_probability, generator)
+        for ours, theirs in zip(self._tensors(), (*new, new_probability), strict=True):
+            ours[slots] = theirs[enters]
+        self.n = min(self.capacity, self.n + new.n)
+
+    def _levelled(self, labels: Tensor, probability: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Which newcomers stay, and in whose slots: int64 (m,) each."""
+        device, n_new = labels.device, labels.shape[0]
+        labels = torch.cat([self._labels[: self.n], labels])
+        probability = torch.cat([self._probability[: self.n], probability])
         best_first = torch.argsort(probability, descending=True, stable=True)  # of equals the older stays
         rank = torch.empty_like(labels)
         rank[best_first] = rank_within_class(labels[best_first], self.n_classes)
         order = best_first[torch.argsort(rank[best_first], stable=True)]
-        stays = torch.zeros(labels.shape[0], dtype=torch.bool, device=device)
+        stays = torch.zeros(self.n + n_new, dtype=torch.bool, device=device)
         stays[order[: self.capacity]] = True
-
         free = torch.ones(self.capacity, dtype=torch.bool, device=device)
         free[: self.n] = ~stays[: self.n]
-        enters = stays[self.n :]
-        slots = free.nonzero().squeeze(1)[: int(enters.sum())]
-        for ours, theirs in zip(self._tensors(), (*new, new_probability), strict=True):
-            ours[slots] = theirs[enters]
-        self.n = min(self.capacity, labels.shape[0])
+        enters = stays[self.n :].nonzero().squeeze(1)
+        return free.nonzero().squeeze(1)[: enters.shape[0]], enters
+
+    def _by_softmax(self, labels: Tensor, probability: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The released code's way, one newcomer after the other; a slot's last newcomer is the one that stays."""
+        held_labels, held = self._labels.cpu().numpy().copy(), self._probability.cpu().numpy().copy()
+        count = np.bincount(held_labels[: self.n], minlength=self.n_classes)
+        draws = torch.rand(labels.shape[0], generator=generator, dtype=torch.float64).tolist()
+        taken: dict[int, int] = {}  # slot -> newcomer
+        newcomers = zip(labels.tolist(), probability.tolist(), draws, strict=True)
+        for i, (label, p, u) in enumerate(newcomers):
+            slot = self.n + i
+            if slot >= self.capacity:
+                weight = np.where(count > 0, np.exp(count - count.max()), 0.0).cumsum()
+                crowded = int(np.searchsorted(weight, u * weight[-1], side="right"))
+                slot = int(np.where(held_labels == crowded, held, np.inf).argmin())
+                count[crowded] -= 1
+            held_labels[slot], held[slot] = label, p
+            count[label] += 1
+            taken[slot] = i
+        pairs = torch.tensor(list(taken.items()), dtype=torch.int64, device=labels.device).view(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
 
     def _admit(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Who may compete for a place (n,) bool; counts everyone as seen."""

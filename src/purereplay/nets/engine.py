@@ -8,6 +8,7 @@ once as a graph and replayed, with the step count, the learning rate and all dra
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from purereplay.errors import Interrupted
+from purereplay.errors import Interrupted, UserError
 from purereplay.nets.jobs import Asks, Contrastive, Job, Result, Trained
 from purereplay.nets.networks import is_trained, stack, unstack
 from purereplay.nets.steps import contrastive_loss, learning_rate, supervised_loss
@@ -47,7 +48,10 @@ class Engine:
         self.device = device
         self.watch = watch
         self._loops: OrderedDict[Hashable, _Loop] = OrderedDict()  # the one used last comes last
+        self._told = time.perf_counter()  # when progress was told last
         on_cuda = device.type == "cuda"
+        if on_cuda:
+            torch.backends.cudnn.deterministic = True  # same seed, same bits
         self._memory = torch.cuda.get_device_properties(device).total_memory // 2 if on_cuda else _CPU_MEMORY
 
     def train(self, jobs: list[Job]) -> list[Trained]:
@@ -78,13 +82,16 @@ class Engine:
         self._loops[key] = loop
         loop.load(jobs)
         n_steps = jobs[0].n_steps
-        done, told = 0, time.perf_counter()
+        done = 0
         while done < n_steps:
             done += loop.advance(n_steps - done)
-            if self.watch and time.perf_counter() - told > 0.1:
-                told = time.perf_counter()
+            if self.watch and time.perf_counter() - self._told > 0.1:
+                self._told = time.perf_counter()
                 self.watch(Progress(jobs[0].phase, len(jobs), done, n_steps))
-        return loop.answers(began)
+        answers = loop.answers(began)
+        if not all(math.isfinite(a.loss) and all(bool(t.isfinite().all()) for t in a.state.values()) for a in answers):
+            raise UserError(f"The training of the {jobs[0].phase} network diverged: lower its learning rate.")
+        return answers
 
     def _make_room(self, n_bytes: int) -> None:
         """Let go of the loops used longest ago until a new one of this size is within the memory allowed."""
@@ -143,10 +150,11 @@ def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Acc
                 for job, trained in zip(jobs, answer, strict=True):
                     accounts[i].book(job.phase, trained.seconds, job.n_steps)
                 advance(i, answer)
-    except Interrupted as stop:
+    except Exception as error:
+        stop = error if isinstance(error, Interrupted) else Interrupted("Another run failed.")
         for i, work in enumerate(works):  # each may put its state in safety
             if i not in results:
-                with suppress(Interrupted):
+                with suppress(Exception):
                     work.throw(stop)
         raise
     return [results[i] for i in range(len(works))]

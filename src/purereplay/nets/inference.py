@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from purereplay.data.batch import check_images
 from purereplay.nets.networks import Network, State
 
 _AT_ONCE = 2048  # images in one forward pass
@@ -29,9 +30,11 @@ class Classifier:
 
     network: Network
     state: State
+    image_shape: tuple[int, int, int]
 
     def logits(self, images: Tensor) -> Tensor:
         """Images uint8 (n, C, H, W) -> logits (n, n_classes)."""
+        check_images(images, self.image_shape)
         return embed(self.network, self.state, images)
 
     def probabilities(self, images: Tensor) -> Tensor:

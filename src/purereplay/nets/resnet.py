@@ -80,6 +80,8 @@ class ResNet18:
         return torch.stack(one)
 
     def _one(self, state: State, x: Tensor, training: bool) -> Tensor:
+        training = training and x.shape[0] > 1  # one image has no statistics of its own
+
         def norm(name: str, x: Tensor) -> Tensor:
             mean, variance = state[f"{name}.running_mean"], state[f"{name}.running_var"]
             return F.batch_norm(x, mean, variance, state[f"{name}.weight"], state[f"{name}.bias"], training)

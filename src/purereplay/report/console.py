@@ -89,6 +89,13 @@ def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:
 
 def finished(path: Path, result: Line) -> None:
     """Show a result, and draw it."""
+    try:
+        _show_result(path, result)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path / 'result.json'} is damaged: {error} is missing or of the wrong kind.") from None
+
+
+def _show_result(path: Path, result: Line) -> None:
     draw_run(path, path / "run.png")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("accuracy at the end", percent(result["accuracy"]))
@@ -121,7 +128,8 @@ def estimate(settings: RunSettings) -> None:
     for phase in PHASES:
         steps, speed = guess.plan.steps[phase], guess.seconds_per_step[phase]
         table.add_row(phase, f"{steps:,}", f"{1000 * speed:.2f}", duration(steps * speed))
-    out.print(f"{len(stream):,} samples of {info.name} fill {guess.plan.n_buffers} delayed buffers")
+    budget = "" if settings.budget == 1 else f", at {settings.budget:g} times the preset's self-supervised epochs"
+    out.print(f"{len(stream):,} samples of {info.name} fill {guess.plan.n_buffers} delayed buffers{budget}")
     out.print(table)
     out.print(
         f"about [bold]{duration(guess.seconds)}[/bold] on {experiments.device_name(engine.device)}, "

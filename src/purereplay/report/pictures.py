@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ _INK, _GREEN, _RED, _GREY = "#22313f", "#2a9d62", "#c8553d", "#b8c1c9"
 
 def draw_run(run: Path, path: Path) -> None:
     """Accuracy after each task on the left, noise in the stream, behind the filter and in P on the right."""
-    _, settings = RunDirectory.open(run)
-    metrics = run / "metrics.jsonl"
-    if not metrics.exists():
+    directory, settings = RunDirectory.open(run)
+    lines = directory.read_lines()
+    if not lines:
         raise UserError(f"{run} has measured nothing yet.")
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     figure = Figure(figsize=(9.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_accuracy(left, [line for line in lines if line["event"] == "task"])
