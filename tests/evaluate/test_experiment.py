@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from purereplay.data.datasets import load
 from purereplay.errors import UserError
 from purereplay.evaluate import experiment as experiments
-from purereplay.evaluate.experiment import prepare
+from purereplay.evaluate.experiment import make_stream, prepare
 from purereplay.evaluate.plan import estimate, plan
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, resolve
@@ -168,7 +169,10 @@ def test_a_run_is_not_overwritten_and_not_shared(tmp_path):
 def test_noise_is_not_added_to_labels_that_come_noisy():
     assert resolve(dataset="cifar10n", device="cpu").noise == "none"
     assert resolve(dataset="digits", device="cpu").noise == "symmetric"
-    assert resolve(dataset="cifar10n", noise="symmetric", device="cpu").noise == "symmetric"  # refused by the data
+    digits = load("digits")
+    human = replace(digits, given_labels=digits.true_labels)  # as if the labels came noisy
+    with pytest.raises(UserError, match="come noisy"):
+        make_stream(resolve(dataset="digits", noise="symmetric", device="cpu"), human)
 
 
 def test_another_stream_than_the_one_it_began_with_is_refused(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 import purereplay
 from purereplay.data import datasets
 from purereplay.data.datasets import Dataset
-from purereplay.data.download import Progress as DownloadProgress
 from purereplay.data.episodes import tasks_for
 from purereplay.data.streams import Stream
 from purereplay.errors import Interrupted, UserError
@@ -152,13 +151,12 @@ def prepare(
     resume: bool = False,
     engine: Engine | None = None,
     dataset: Dataset | None = None,
-    progress: DownloadProgress | None = None,
 ) -> Experiment:
     """Load the data, build the learner and open the run directory; nothing is trained yet.
 
     Runs that are to be driven together share an engine, and may share a dataset that is loaded already.
     """
-    dataset = dataset or datasets.load(settings.dataset, progress=progress)
+    dataset = dataset or datasets.load(settings.dataset)
     given, stream = make_stream(settings, dataset)
     engine = engine or Engine(torch.device(settings.device))
     judge = Judge(

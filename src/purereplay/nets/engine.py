@@ -244,7 +244,7 @@ class _Loop:
     def answers(self, began: float) -> list[Trained]:
         """Every job's network, moments and last loss, as tensors of its own, and its share of the time since then."""
         losses = self.loss.tolist()
-        moments = {"step": self.optimizer.state[next(iter(self.parameters.values()))]["step"].long()}
+        step = self.optimizer.state[next(iter(self.parameters.values()))]["step"].long()
         per_network = {}
         for name, p in self.parameters.items():
             per_network[f"mean.{name}"] = self.optimizer.state[p]["exp_avg"]
@@ -252,7 +252,7 @@ class _Loop:
         state = {name: t.detach() for name, t in self.state.items()}
         share = (time.perf_counter() - began) / len(losses)
         return [
-            Trained(unstack(state, k), unstack(per_network, k) | {"step": moments["step"].clone()}, losses[k], share)
+            Trained(unstack(state, k), unstack(per_network, k) | {"step": step.clone()}, losses[k], share)
             for k in range(len(losses))
         ]
 

@@ -119,13 +119,13 @@ def progress_bars() -> Progress:
 
 
 def download_bars(bars: Progress) -> DownloadProgress:
-    """A bar for every file that is fetched."""
+    """A bar for everything that is fetched or decoded; what is counted may be bytes or images."""
     tasks: dict[str, TaskID] = {}
 
     def show(name: str, done: int, total: int | None) -> None:
         if name not in tasks:
             tasks[name] = bars.add_task(name, total=total, what="")
-        bars.update(tasks[name], completed=done, total=total, what=f"{done / 2**20:,.1f} MiB")
+        bars.update(tasks[name], completed=done, total=total, what=f"{done / total:.0%}" if total else f"{done:,}")
 
     return show
 
