@@ -125,7 +125,8 @@ def download_bars(bars: Progress) -> DownloadProgress:
     def show(name: str, done: int, total: int | None) -> None:
         if name not in tasks:
             tasks[name] = bars.add_task(name, total=total, what="")
-        bars.update(tasks[name], completed=done, total=total, what=f"{done / total:.0%}" if total else f"{done:,}")
+        what = f"{done / total:.0%}" if total else f"{done:,}"
+        bars.update(tasks[name], completed=done, total=total, what=what, visible=done != total)
 
     return show
 
