@@ -35,8 +35,8 @@ check: lint test  ## lint and test
 format: $(READY)  ## let ruff fix and format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: $(READY)  ## speed of the filter on this machine
-	@$(BIN)/python benchmarks/filter_speed.py
+bench: $(READY)  ## speed on this machine, as ratios against plain code (JSON: make bench ARGS="--json new.json")
+	@$(BIN)/python benchmarks/speed.py $(ARGS)
 
 clean:  ## remove the environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,6 @@
 import logging
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,6 +14,8 @@ TENSORS = {
     "c": torch.tensor([True, False]),
     "d": torch.zeros(0, 4),
     "e": torch.tensor([1.5], dtype=torch.float64),
+    "f": torch.from_numpy(np.zeros(0, np.int64)),
+    "g": torch.arange(6).view(2, 3).mT,
 }
 
 
@@ -21,6 +24,13 @@ def test_round_trip_keeps_bits_types_and_facts(tmp_path):
     tensors, facts = read_checkpoint(tmp_path)
     assert facts == {"position": 3, "seconds": {"base": 0.1}}
     assert all(torch.equal(tensors[n], t) and tensors[n].dtype == t.dtype for n, t in TENSORS.items())
+
+
+def test_tensors_that_share_memory_are_written_apart(tmp_path):
+    row = torch.arange(4)
+    write_checkpoint(tmp_path, {"a": row, "b": row[1:3], "c": row}, {})
+    tensors, _ = read_checkpoint(tmp_path)
+    assert [tensors[n].tolist() for n in "abc"] == [[0, 1, 2, 3], [1, 2], [0, 1, 2, 3]]
 
 
 def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path):

@@ -12,7 +12,7 @@ from purereplay.evaluate import experiment as experiments
 from purereplay.evaluate.experiment import make_stream, prepare
 from purereplay.evaluate.plan import estimate, plan
 from purereplay.evaluate.results import RunDirectory
-from purereplay.evaluate.settings import RunSettings, resolve
+from purereplay.evaluate.settings import FORMAT, RunSettings, resolve
 from purereplay.evaluate.sweep import combinations
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine, drive_together
@@ -77,7 +77,8 @@ def test_same_seed_same_result_other_seed_another(undisturbed, tmp_path):
 @pytest.mark.parametrize("at", [1, 2, 7, 16, 20])
 def test_resumed_after_any_line_it_ends_the_same(undisturbed, tmp_path, at, monkeypatch):
     """The process dies right after its at-th line, when the last checkpoint may be some lines older."""
-    monkeypatch.setattr(experiments, "_CHECKPOINT_SECONDS", 0.2)
+    for name, value in (("_FIRST_CHECKPOINT", 0.2), ("_CHECKPOINT_SECONDS", 0.2), ("_CHECKPOINT_SHARE", 5)):
+        monkeypatch.setattr(experiments, name, value)
     path = tmp_path / "run"
 
     def die(line):
@@ -117,6 +118,25 @@ def test_interrupted_inside_a_training_loop_it_goes_on(undisturbed, tmp_path):
             experiment.go()
     prepare(tiny(), path, resume=True).go()
     assert measured(path) == measured(undisturbed)
+
+
+def test_checkpoints_come_soon_at_first_and_then_seldom(tmp_path, monkeypatch):
+    """The first after a second; then ten seconds apart, or fifty times as long as the last one took."""
+    experiment = prepare(tiny(), tmp_path / "run")
+    now, costs, waits = 0.0, [0.1, 0.1, 1.0, 0.1, 0.1], []
+
+    def write(*_: object) -> None:
+        nonlocal now
+        waits.append(now - experiment._saved_at)
+        now += costs[len(waits) - 1]
+
+    experiment._saved_at = now
+    monkeypatch.setattr(experiments.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(experiment.run, "save", write)
+    while len(waits) < len(costs):
+        now += 0.25
+        experiment._maybe_save()
+    assert waits == pytest.approx([1.25, 10.25, 10.25, 50.25, 10.25], abs=0.3)
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):
@@ -183,6 +203,15 @@ def test_another_stream_than_the_one_it_began_with_is_refused(tmp_path, monkeypa
         prepare(replace(tiny(), noise_rate=0.2), path, resume=True)
 
 
+def test_a_run_of_an_older_format_is_refused_in_one_sentence(tmp_path):
+    RunDirectory.create(tmp_path / "run", tiny())
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    for old in (1, FORMAT - 1, None):
+        (tmp_path / "run" / "settings.json").write_text(json.dumps(settings | {"format": old}))
+        with pytest.raises(UserError, match=f"The run has format {old}, this version reads format {FORMAT}."):
+            RunDirectory.open(tmp_path / "run")
+
+
 @pytest.mark.parametrize(("name", "content"), [("settings.json", "{"), ("settings.json", '{"format": 99}')])
 def test_damaged_settings_are_one_sentence(tmp_path, name, content):
     RunDirectory.create(tmp_path / "run", tiny())
@@ -228,7 +257,7 @@ def test_presets_budget_and_datasets_fill_the_settings():
 def test_a_sweep_gives_what_single_runs_give(tmp_path):
     lists = {"dataset": "digits", "noise": "symmetric", "noise_rate": "0.2,0.4", "episode": "A", "learner": "spr"}
     lists |= {"preset": "demo", "budget": "1", "seed": "1"}
-    runs = combinations(lists, TINY, device="cpu", out=tmp_path)
+    runs = combinations(lists, TINY, device="cpu", precision="auto", out=tmp_path)
     assert [path.name for path in runs] == ["noise_rate-0.2", "noise_rate-0.4"]
     engine = Engine(torch.device("cpu"))
     together = [prepare(s, path, engine=engine) for path, s in runs.items()]
@@ -249,7 +278,26 @@ def test_wrong_lists_are_one_sentence(tmp_path, name, text, sentence):
     lists = {"dataset": "digits", "noise": "symmetric", "noise_rate": "0.4", "episode": "A", "learner": "spr"}
     lists |= {"preset": "demo", "budget": "1", "seed": "1"}
     with pytest.raises(UserError, match=sentence):
-        combinations(lists | {name: text}, {}, device="cpu", out=tmp_path)
+        combinations(lists | {name: text}, {}, device="cpu", precision="auto", out=tmp_path)
+
+
+def test_every_noise_may_bring_its_own_rate(tmp_path):
+    lists = {"dataset": "mnist", "noise": "symmetric:0.6,asymmetric:0.2", "noise_rate": "0.4", "episode": "A"}
+    lists |= {"learner": "spr", "preset": "demo", "budget": "1", "seed": "1,2"}
+    runs = combinations(lists, {}, device="cpu", precision="auto", out=tmp_path)
+    found = {path.name: (s.noise, s.noise_rate, s.seed) for path, s in runs.items()}
+    assert found["noise-symmetric-0.6_seed-1"] == ("symmetric", 0.6, 1)
+    assert found["noise-asymmetric-0.2_seed-2"] == ("asymmetric", 0.2, 2) and len(found) == 4
+    for odd in ({"noise": "symmetric:0.6,asymmetric"}, {"noise_rate": "0.2,0.4"}, {"noise": "symmetric:x"}):
+        with pytest.raises(UserError, match="rate"):
+            combinations(lists | odd, {}, device="cpu", precision="auto", out=tmp_path)
+
+
+def test_the_cpu_computes_in_float32():
+    assert resolve(dataset="digits", device="cpu").precision == "float32"
+    for precision, sentence in (("bf16", "CUDA"), ("tf32", "CUDA"), ("float16", "unknown")):
+        with pytest.raises(UserError, match=sentence):
+            resolve(dataset="digits", device="cpu", precision=precision)
 
 
 def test_estimate_counts_and_times(tmp_path):

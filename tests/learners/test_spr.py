@@ -8,11 +8,14 @@ import torch
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import given_labels, load
 from purereplay.data.episodes import tasks_for
+from purereplay.data.seeds import derive_seed
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
 from purereplay.learners.settings import SprSettings, build_spr, make_spr, preset_settings
 from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Engine, drive
+from purereplay.nets.inference import embed
+from purereplay.purify.self_centered import judge
 
 CPU = torch.device("cpu")
 TINY = SprSettings(
@@ -114,6 +117,34 @@ def test_state_moves_to_another_learner_at_every_step(stream):
         while moved.pending:
             drive(moved.work(), moved.engine)
         assert same(moved, whole), f"cut at request {cut}"
+
+
+def test_buffers_judged_together_are_judged_as_if_alone(stream):
+    """The verdicts of a queue, against each expert's features judged one after the other; no features are kept."""
+    ours = learner()
+    ours.take(stream.batch(0, 65))
+    ours.finish()  # two full buffers and one of five samples
+    work = ours.work()
+    jobs = next(work)
+    trained = ours.engine.train(jobs)
+    with pytest.raises(StopIteration):
+        work.send(trained)
+    for number, (waiting, job, expert) in enumerate(zip(ours.queue, jobs, trained, strict=True)):
+        features = embed(ours.network, expert.state, job.images)
+        verdict = judge(features, waiting.batch.labels, 5, derive_seed(0, "graphs", number))
+        assert torch.equal(waiting.clean_probability, verdict.clean_probability)
+        assert torch.equal(waiting.centrality, verdict.centrality) and waiting.expert_loss == expert.loss
+        assert not any("features" in name for name in waiting.state())
+    saved = {name: t for name, t in ours.state().items() if name.startswith("queue.")}
+    assert len({t.untyped_storage().data_ptr() for t in saved.values()}) == len(saved)  # no two share memory
+
+
+def test_weights_drawn_side_by_side_are_those_drawn_alone(stream):
+    ours = learner()
+    ours.take(stream.batch(0, 90))
+    for number, job in enumerate(next(ours.work())):
+        alone = ours.network.init(derive_seed(0, "expert weights", number))
+        assert all(torch.equal(job.state[name], alone[name]) for name in alone)
 
 
 @pytest.mark.parametrize("order", ["filter-first", "replay-first"])

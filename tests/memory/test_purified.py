@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 from purereplay.data.batch import Batch
 from purereplay.memory.purified import PurifiedBuffer, rank_within_class
@@ -89,8 +91,7 @@ def test_partitioned_admission_follows_share_over_seen():
         ours = buffer(20, "partitioned")
         generator = torch.Generator().manual_seed(seed)
         ours.add(batch([0] * 20), torch.zeros(20), generator)  # fill it
-        mask = ours._admit(torch.zeros(200, dtype=torch.int64), generator)
-        admitted += mask
+        admitted += torch.from_numpy(ours._admit(np.zeros(200, np.int64), generator))
     expected = 20 / torch.arange(20, 220).clamp(min=20)
     assert (admitted / 300 - expected).abs().max() < 5 * (0.5 / 300**0.5)
     assert abs(float(admitted.sum() / 300 - expected.sum())) < 2
@@ -120,6 +121,35 @@ def test_same_generator_same_contents_and_state_round_trips():
     for ours, g in zip((a, c), generator, strict=True):
         ours.add(batch([0, 1, 2, 3] * 10, 200), torch.ones(40), g)
     assert torch.equal(a.contents()[0].index, c.contents()[0].index)
+
+
+@pytest.mark.parametrize("n", [0, 6])
+def test_state_goes_through_a_file_and_is_a_copy(n):
+    ours, again = buffer(10), buffer(10)
+    ours.add(batch([i % 3 for i in range(n)]), torch.linspace(0, 1, n), torch.Generator())
+    state = ours.state()
+    before = {name: t.clone() for name, t in state.items()}
+    again.load(load(save(state)))
+    ours.add(batch([3] * 8, start=100), torch.ones(8), torch.Generator())
+    assert all(torch.equal(t, before[name]) for name, t in state.items())
+    assert again.n == n and all(torch.equal(t, before[name]) for name, t in again.state().items())
+    assert torch.equal(again.index, before["index"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("eviction", ["levelled", "softmax"])
+def test_the_device_holds_the_images_and_decides_nothing(eviction):
+    held = []
+    for device in ("cpu", "cuda"):
+        ours = PurifiedBuffer(10, (1, 2, 2), N_CLASSES, device=torch.device(device), eviction=eviction)
+        generator = torch.Generator().manual_seed(0)
+        for start in (0, 40, 80):
+            offered = Batch(*(t.to(device) for t in batch([i % 3 for i in range(40)], start)))
+            ours.add(offered, torch.rand(40, generator=generator).to(device), generator)
+        contents, probability = ours.contents()
+        assert contents.images.device.type == device and not contents.labels.is_cuda and not probability.is_cuda
+        held.append(ours.state())
+    assert all(torch.equal(t, held[1][name].cpu()) for name, t in held[0].items())
 
 
 def test_softmax_eviction_is_one_after_the_other():
@@ -165,4 +195,4 @@ def test_nothing_offered_changes_nothing():
 
 
 def test_rank_within_class():
-    assert rank_within_class(torch.tensor([2, 0, 2, 2, 0]), 3).tolist() == [0, 0, 1, 2, 1]
+    assert rank_within_class(np.array([2, 0, 2, 2, 0]), 3).tolist() == [0, 0, 1, 2, 1]

@@ -4,13 +4,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from purereplay.errors import Interrupted
+from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
-from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together, network_bytes
+from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together
 from purereplay.nets.jobs import Contrastive, Job, Supervised
+from purereplay.nets.loops import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.steps import batch_index, contrastive_loss, learning_rate, replay_index
+from purereplay.nets.steps import batch_index, contrastive_loss, draw_numbers, draw_rows, learning_rate, replay_index
 from purereplay.nets.views import Views
 
 CPU = torch.device("cpu")
@@ -53,7 +54,10 @@ def test_the_loop_equals_adam_written_out():
     images, keys = one.images[None].float() / 255, torch.tensor([one.seed])
     mean, square = ({n: torch.zeros_like(t) for n, t in state.items()} for _ in range(2))
     for step in range(4):
-        loss = contrastive_loss(NETWORK, state, recipe, images, None, keys, torch.tensor(step))
+        [index], [numbers] = (
+            f(recipe, *n, keys, torch.tensor([step])) for f, n in ((draw_rows, (12, 0)), (draw_numbers, (12,)))
+        )
+        loss = contrastive_loss(NETWORK, state, recipe, images, index, numbers)
         gradients = dict(zip(state, torch.autograd.grad(loss.sum(), list(state.values())), strict=True))
         rate = 1e-2 * (1 + math.cos(math.pi * max(0, step - 1) / 4)) / 2
         with torch.no_grad():
@@ -139,20 +143,20 @@ def test_learning_rates_are_the_schedules():
 
 def test_an_epoch_shows_every_image_once_in_a_new_order():
     keys = torch.tensor([3, 4])
-    epochs = [torch.cat([batch_index(keys, torch.tensor(t), 12, 4) for t in (e, e + 1, e + 2)], 1) for e in (0, 3)]
+    epochs = [torch.cat(list(batch_index(keys, torch.arange(e, e + 3), 12, 4)), 1) for e in (0, 3)]
     for order in epochs:
         assert (order.sort(1).values == torch.arange(12)).all()
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0][0], epochs[0][1])
-    assert batch_index(keys, torch.tensor(0), 4, 4) is None
+    assert (batch_index(keys, torch.arange(2), 4, 4) == torch.arange(4)).all()  # everything, in order
 
 
 def test_replay_is_drawn_with_replacement_or_distinct():
     keys = torch.tensor([3])
-    often = torch.cat([replay_index(keys, torch.tensor(t), 10, 10, distinct=False) for t in range(300)])
+    often = replay_index(keys, torch.arange(300), 10, 10, distinct=False)[:, 0]
     assert often.min() == 0 and often.max() == 9
     n_distinct = torch.tensor([row.unique().numel() for row in often]).double().mean()
     assert abs(n_distinct - 10 * (1 - 0.9**10)) < 0.3  # what drawing with replacement gives
-    once = replay_index(keys, torch.tensor(0), 10, 10, distinct=True)
+    once = replay_index(keys, torch.arange(1), 10, 10, distinct=True)
     assert once.unique().numel() == 10
 
 
@@ -242,6 +246,31 @@ def test_loops_are_kept_only_within_the_memory_allowed():
     first = {n: engine.train([jobs[n]])[0].loss for n in sizes}
     assert sum(loop.n_bytes for loop in engine._loops.values()) <= engine._memory and len(engine._loops) == 2
     assert {n: engine.train([jobs[n]])[0].loss for n in sizes} == first
+
+
+def test_running_out_of_memory_halves_the_number_of_networks(caplog):
+    tried = []
+
+    class Small(Engine):
+        def _train_group(self, jobs):
+            tried.append(len(jobs))
+            if len(jobs) > 3:
+                raise torch.cuda.OutOfMemoryError
+            return super()._train_group(jobs)
+
+    jobs = [job(k, Contrastive(epochs=1, batch_size=12)) for k in range(10)]
+    answers = Small(CPU).train(jobs)
+    assert tried == [10, 5, 2, 2, 2, 2, 2] and "going on with 5" in caplog.text
+    assert [a.loss for a in answers] == pytest.approx([Engine(CPU).train([one])[0].loss for one in jobs], rel=1e-5)
+
+
+def test_one_network_too_large_for_the_memory_is_a_clear_error():
+    class None_(Engine):
+        def _train_group(self, jobs):
+            raise torch.cuda.OutOfMemoryError
+
+    with pytest.raises(UserError, match="one test network"):
+        None_(CPU).train([job(0, Contrastive(epochs=1, batch_size=12))])
 
 
 def test_memory_of_a_network_grows_with_what_it_holds():

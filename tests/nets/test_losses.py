@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from purereplay.nets.losses import cross_entropy, nt_xent
+from purereplay.nets.losses import MIN_TEMPERATURE, cross_entropy, nt_xent
 
 
 def slow_nt_xent(u: list[list[float]], tau: float) -> float:
@@ -24,13 +24,20 @@ def test_nt_xent_equals_the_formula():
         assert math.isclose(ours[k], slow_nt_xent(z[k].tolist(), 0.5), rel_tol=1e-10)
 
 
+def test_the_gradient_of_nt_xent_is_its_gradient():
+    z = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    for temperature in (0.5, 0.1):
+        assert torch.autograd.gradcheck(lambda u, t=temperature: nt_xent(u, t), z, atol=1e-4)
+    assert nt_xent(z.float(), MIN_TEMPERATURE).isfinite().all()
+
+
 def test_nt_xent_is_small_when_views_agree_and_others_do_not():
     together = torch.eye(4).repeat(2, 1)[None]
     assert nt_xent(together, 0.1) < 0.01 < nt_xent(together[:, torch.randperm(8)], 0.1)
 
 
 def test_nt_xent_of_one_image_is_zero_not_nan():
-    assert nt_xent(torch.randn(1, 2, 4), 0.5).item() == 0
+    assert abs(nt_xent(torch.randn(1, 2, 4), 0.5).item()) < 1e-6
 
 
 def test_cross_entropy_is_each_networks_own_mean():

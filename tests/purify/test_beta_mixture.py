@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from purereplay.errors import UserError
-from purereplay.purify.beta_em import Betas, log_joint
+from purereplay.purify.beta_em import Betas, log_joint, logs
 from purereplay.purify.beta_mixture import RULES, BetaMixture, Fits, fit_mixtures, read_posterior
 
 
@@ -54,7 +54,7 @@ GRID = torch.linspace(0, 1, 401, dtype=torch.float64)[None]
 def test_densities_are_scipys():
     x = np.linspace(0.001, 0.999, 50)
     fits = hand_made([0.7, 30.0], [5.0, 2.5], [0.3, 0.7])
-    joint = log_joint(fits.betas, torch.from_numpy(x)[None])[0].exp().numpy()
+    joint = log_joint(fits.betas, *logs(torch.from_numpy(x)[None]))[0].exp().numpy()
     assert np.allclose(joint, [0.3 * stats.beta.pdf(x, 0.7, 5.0), 0.7 * stats.beta.pdf(x, 30.0, 2.5)], rtol=1e-10)
 
 
@@ -194,7 +194,7 @@ def test_rule_swapped(monkeypatch: pytest.MonkeyPatch):
 )
 def test_rule_turned(alpha: list[float], beta: list[float], turn: str):
     fits = hand_made(alpha, beta, [0.5, 0.5])
-    raw = log_joint(fits.betas, GRID.clamp(1e-3, 1 - 1e-3)).softmax(1)[0, 1]
+    raw = log_joint(fits.betas, *logs(GRID.clamp(1e-3, 1 - 1e-3))).softmax(1)[0, 1]
     found = read_posterior(fits, GRID)[0]
     assert (found.diff() > -1e-12).all()
     falls = bool((raw.diff() < -1e-6).any())

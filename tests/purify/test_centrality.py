@@ -69,6 +69,8 @@ def test_a_matrix_does_not_depend_on_its_neighbours():
     rough = {"tolerance": 1e-2, "n_powers": 2}  # the easy ones are done after a restart or two, far from the last bit
     alone, together = principal_eigenvector(easy, **rough), principal_eigenvector(torch.cat([easy, hard]), **rough)
     assert torch.allclose(together.vector[:3], alone.vector, rtol=0, atol=1e-13)
+    assert torch.allclose(together.value[:3], alone.value, rtol=1e-13)
+    assert alone.converged.all() and together.converged[:3].all()
     assert (alone.vector - principal_eigenvector(easy).vector).abs().max() > 1e-9
 
 
@@ -76,4 +78,6 @@ def test_says_when_it_did_not_converge():
     matrices = random_graphs(80, density=0.05)
     found = principal_eigenvector(matrices, n_powers=2, max_restarts=1)
     assert not found.converged.any()
+    mixed = principal_eigenvector(torch.cat([matrices, torch.ones(1, 80, 80).double()]), n_powers=2, max_restarts=1)
+    assert mixed.converged.tolist() == [False] * 3 + [True]
     assert found.vector.isfinite().all() and (found.vector > 0).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from purereplay.purify.graph import FLOOR, graph_slices, group_by_size, similarity
+from purereplay.purify.graph import FLOOR, graph_slices, group_by_size, padded_width, similarity
 
 
 def features_of(n: int, d: int = 16, seed: int = 0) -> torch.Tensor:
@@ -14,11 +14,11 @@ def features_of(n: int, d: int = 16, seed: int = 0) -> torch.Tensor:
 def graphs(features: torch.Tensor, members: dict, n_graphs: int, seed: int = 0, **options) -> dict:
     """Label → its unpadded graphs (E, n, n)."""
     found = {}
-    for group in group_by_size(members):
-        stack = torch.cat(list(graph_slices(features, group, n_graphs, seed, **options)))
-        stack = stack.view(len(group.labels), -1, *stack.shape[1:])
+    for group in group_by_size([members]):
+        stack = torch.cat(list(graph_slices(features, group, n_graphs, [seed], **options)))
+        stack = stack.view(len(group.owners), -1, *stack.shape[1:])
         found |= {
-            label: stack[i, :, :n, :n] for i, (label, n) in enumerate(zip(group.labels, group.sizes, strict=True))
+            label: stack[i, :, :n, :n] for i, ((_, label), n) in enumerate(zip(group.owners, group.sizes, strict=True))
         }
     return found
 
@@ -102,17 +102,40 @@ def test_slicing_changes_nothing_but_the_memory(n_graphs: int, max_entries: int)
     whole = graphs(features, members, n_graphs)
     sliced = graphs(features, members, n_graphs, max_entries=max_entries)
     assert all(torch.allclose(whole[label], sliced[label], atol=1e-15) for label in members)
-    for group in group_by_size(members):
-        for part in graph_slices(features, group, n_graphs, 0, max_entries=max_entries):
+    for group in group_by_size([members]):
+        for part in graph_slices(features, group, n_graphs, [0], max_entries=max_entries):
             assert part.numel() <= max(max_entries, part[0].numel())
 
 
 def test_labels_are_grouped_by_size_and_padding_is_zero():
-    members = {"big": range(500), "large": range(500, 900), "one": [900], "two": [901, 902], "three": [903, 904, 905]}
-    groups = group_by_size(members)
-    assert [group.labels for group in groups] == [["one"], ["two"], ["three"], ["big", "large"]]
-    big = groups[-1]
-    assert big.rows.shape == (2, 500) and big.mask.sum(1).tolist() == [500, 400]
-    assert big.rows[1, :400].tolist() == list(range(500, 900))
-    graph = torch.cat(list(graph_slices(features_of(906), big, 1, 0)))[1]
-    assert (graph[400:] == 0).all() and (graph[:, 400:] == 0).all() and (graph[:400, :400] > 0).all()
+    first = {"big": range(500), "large": range(500, 950), "one": [950], "two": [951, 952]}
+    second = {"big": range(953, 1440), "one": [1440]}
+    small, big = group_by_size([first, second])
+    assert small.owners == [(0, "one"), (0, "two"), (1, "one")] and small.rows.shape == (3, 16)
+    assert big.owners == [(0, "big"), (0, "large"), (1, "big")] and big.sizes == [500, 450, 487]
+    assert big.rows.shape == (3, 512) and big.mask.sum(1).tolist() == [500, 450, 487]
+    assert big.rows[2, :487].tolist() == list(range(953, 1440))
+    graph = torch.cat(list(graph_slices(features_of(1441), big, 1, [0, 0])))[1]
+    assert (graph[450:] == 0).all() and (graph[:, 450:] == 0).all() and (graph[:450, :450] > 0).all()
+
+
+def test_the_width_of_a_label_depends_on_its_size_alone():
+    assert [padded_width(n) for n in (1, 16, 17, 128, 129, 160, 257, 512, 513)] == [
+        *(16, 16, 32, 128, 160, 160, 320, 512, 640)
+    ]
+    for n in range(1, 3000):
+        width = padded_width(n)
+        assert n <= width < n + max(16, n / 4 + 1) and width % 16 == 0 and width == padded_width(width)
+
+
+def test_a_buffer_does_not_see_the_others():
+    features, seeds = features_of(120), [7, 8, 7]
+    members = [{0: range(40)}, {0: range(40, 75), "x": range(75, 80)}, {0: range(80, 120)}]
+    found = {}
+    for group in group_by_size(members):
+        for owner, graph in zip(group.owners, torch.cat(list(graph_slices(features, group, 1, seeds))), strict=True):
+            found[owner] = graph
+    for buffer, own in enumerate(members):
+        for label, rows in own.items():
+            alone = graphs(features, {label: rows}, 1, seeds[buffer])[label][0]
+            assert torch.equal(found[buffer, label][: len(rows), : len(rows)], alone)

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from purereplay.errors import UserError
 from purereplay.purify.beta_mixture import BetaMixture
 from purereplay.purify.graph import FLOOR, graph_slices, group_by_size
-from purereplay.purify.self_centered import clean_probability, judge, select
+from purereplay.purify.self_centered import Verdict, clean_probability, judge, judge_many, select
 
 
 def buffer(n: int = 90, n_labels: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -28,8 +28,9 @@ def test_equals_a_plain_loop_over_labels_and_graphs(n_graphs: int):
     for label in range(3):
         rows = np.flatnonzero(labels == label)
         if n_graphs:
-            group = group_by_size({label: rows.tolist()})[0]
-            graphs = torch.cat(list(graph_slices(torch.from_numpy(features), group, n_graphs, 7))).numpy()
+            group = group_by_size([{label: rows.tolist()}])[0]
+            graphs = torch.cat(list(graph_slices(torch.from_numpy(features), group, n_graphs, [7])))
+            graphs = graphs[:, : len(rows), : len(rows)].numpy()
         else:
             unit = features[rows] / np.linalg.norm(features[rows], axis=1, keepdims=True)
             graphs = np.maximum(unit @ unit.T, FLOOR)[None]
@@ -81,7 +82,67 @@ def test_a_label_is_judged_alone():
     whole = clean_probability(features, labels)
     for label in range(4):
         own = labels == label
-        assert np.allclose(clean_probability(features[own], labels[own]), whole[own], atol=1e-9)
+        assert np.array_equal(clean_probability(features[own], labels[own]), whole[own])
+
+
+def many_buffers(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Buffers of all sizes with one to five labels of all sizes."""
+    rng = np.random.default_rng(seed)
+    sizes = [1, 7, 300, 300, *rng.integers(1, 400, size=6).tolist()]
+    return [buffer(n, int(rng.integers(1, 6)), seed=n)[:2] for n in sizes]
+
+
+def assert_same_bits(a: Verdict, b: Verdict) -> None:
+    assert np.array_equal(a.clean_probability, b.clean_probability) and np.array_equal(a.centrality, b.centrality)
+    for ours, theirs in zip(a.fits, b.fits, strict=True):
+        assert ours[:5] == theirs[:5] and all(map(np.array_equal, ours[5:], theirs[5:]))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_entries": 2**16}, {"scaling": "minmax", "posterior": "table"}], ids=str)
+@pytest.mark.parametrize("n_graphs", [0, 5])
+def test_many_at_once_are_judged_as_one_by_one(n_graphs: int, options: dict):
+    # to the bit, as the tests compute with one thread; of several threads, who adds up what depends on the batch's size
+    buffers = many_buffers()
+    seeds = [3, *range(len(buffers) - 1)]
+    together = judge_many([f for f, _ in buffers], [y for _, y in buffers], n_graphs, seeds, **options)
+    for (features, labels), seed, verdict in zip(buffers, seeds, together, strict=True):
+        assert_same_bits(verdict, judge(features, labels, n_graphs, seed, **options))
+
+
+def test_many_at_once_agree_closely_with_two_threads():
+    buffers = many_buffers(1)
+    torch.set_num_threads(2)
+    try:
+        together = judge_many([f for f, _ in buffers], [y for _, y in buffers], 0, [0] * len(buffers))
+        for (features, labels), verdict in zip(buffers, together, strict=True):
+            alone = judge(features, labels, 0)
+            assert np.allclose(verdict.clean_probability, alone.clean_probability, rtol=0, atol=1e-11)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_many_answer_in_kind_and_none_is_no_trouble():
+    features, labels, _ = buffer()
+    verdicts = judge_many([torch.from_numpy(features).float()] * 2, [labels, torch.from_numpy(labels)], 5, [1, 1])
+    assert all(isinstance(verdict.centrality, torch.Tensor) for verdict in verdicts)
+    assert torch.equal(verdicts[0].clean_probability, verdicts[1].clean_probability)
+    assert judge_many([], [], 5, []) == []
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "seeds", "words"),
+    [
+        ([np.ones((2, 2)), np.array([[1.0, 2.0], [np.inf, 0.0]])], [[0, 0]] * 2, [0, 1], "row 1 of buffer 1 hold"),
+        ([np.ones((2, 2)), np.ones((2, 3))], [[0, 0]] * 2, [0, 1], "one width"),
+        ([np.ones((2, 2)), np.ones((3, 2))], [[0, 0]] * 2, [0, 1], r"shape \(2,\), but 3 samples"),
+        ([np.ones((2, 2))] * 2, [[0, 0]] * 2, [0], "2 buffers came with 2 rows of labels and 1 seeds"),
+        ([np.ones((2, 2))] * 2, [[0, 0]], [0, 1], "2 buffers came with 1 rows of labels"),
+    ],
+)
+def test_bad_input_among_many_is_one_sentence(features, labels, seeds, words: str):
+    with pytest.raises(UserError, match=words) as caught:
+        judge_many(features, labels, 5, seeds)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("n_graphs", [0, 5])
@@ -89,7 +150,7 @@ def test_memory_bound_does_not_change_the_result(n_graphs: int):
     features, labels, _ = buffer(150, 2)
     whole = judge(features, labels, n_graphs)
     sliced = judge(features, labels, n_graphs, max_entries=1)
-    assert np.allclose(whole.clean_probability, sliced.clean_probability, atol=1e-9)
+    assert_same_bits(whole, sliced)
 
 
 def test_same_seed_same_answer_other_seed_other_answer():
@@ -227,3 +288,8 @@ def test_gpu_and_cpu_agree():
         assert np.allclose(clean_probability(features, labels, n_graphs, device="cuda"), on_cpu, atol=1e-7)
     on_gpu = clean_probability(torch.from_numpy(features).cuda(), torch.from_numpy(labels).cuda())
     assert on_gpu.is_cuda and np.allclose(on_gpu.cpu(), on_cpu, atol=1e-7)
+    buffers, seeds = many_buffers(), list(range(10))
+    together = judge_many([torch.from_numpy(f).cuda() for f, _ in buffers], [y for _, y in buffers], 5, seeds)
+    for (features, labels), seed, verdict in zip(buffers, seeds, together, strict=True):
+        assert verdict.centrality.is_cuda
+        assert np.allclose(verdict.clean_probability.cpu(), clean_probability(features, labels, 5, seed), atol=1e-7)

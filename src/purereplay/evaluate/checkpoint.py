@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -27,7 +27,8 @@ _PATTERN = f"checkpoint-{'[0-9]' * 8}.safetensors"
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
     """Write the next checkpoint and remove those before the last two."""
-    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    # copies, since the format has no room for tensors that share memory
+    whole = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     metadata = {"facts": json.dumps(facts), "digest": _digest(whole)}
     newest = max((int(path.stem.rpartition("-")[2]) for path in folder.glob(_PATTERN)), default=-1)
     path = folder / f"checkpoint-{newest + 1:08d}.safetensors"
@@ -57,5 +58,5 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
-        digest.update(t.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(t.numpy().reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

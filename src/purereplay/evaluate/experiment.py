@@ -33,8 +33,9 @@ from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Account, Engine, drive
 from purereplay.nets.jobs import Asks
 
-_CHECKPOINT_SHARE = 20  # a checkpoint may cost one part in so many of the run
-_CHECKPOINT_SECONDS = 1.0  # and is not written more often than this
+_FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: killed again and again, a run still gets on
+_CHECKPOINT_SECONDS = 10.0  # least time between two of them
+_CHECKPOINT_SHARE = 50  # and they may cost one part in so many of the run
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Experiment:
     finished: bool = False  # whether the learner was told that the stream is over
     account: Account = field(default_factory=Account)
     _saved_at: float = field(default_factory=time.perf_counter)
-    _save_cost: float = 0.0
+    _save_cost: float | None = None  # seconds; None: this process wrote no checkpoint yet
 
     def go(self, on_line: Callable[[Line], None] | None = None) -> Line:
         """Run to the end and return the result; `on_line` hears every line of metrics.jsonl."""
@@ -98,7 +99,9 @@ class Experiment:
         return None
 
     def _maybe_save(self) -> None:
-        if time.perf_counter() - self._saved_at > max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._save_cost):
+        cost = self._save_cost
+        wait = _FIRST_CHECKPOINT if cost is None else max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * cost)
+        if time.perf_counter() - self._saved_at > wait:
             self._save()
 
     def _save(self) -> None:
@@ -140,6 +143,7 @@ class Experiment:
             "steps": self.account.steps,
             "seconds": {phase: round(v, 3) for phase, v in (seconds | {"total": sum(seconds.values())}).items()},
             "device": device_name(self.engine.device),
+            "precision": s.precision,
             "versions": versions(),
         }
 
@@ -158,7 +162,7 @@ def prepare(
     """
     dataset = dataset or datasets.load(settings.dataset)
     given, stream = make_stream(settings, dataset)
-    engine = engine or Engine(torch.device(settings.device))
+    engine = engine or Engine(torch.device(settings.device), precision=settings.precision)
     judge = Judge(
         given_labels=given,
         true_labels=dataset.true_labels,

@@ -33,14 +33,14 @@ class Judge:
     ) -> None:
         self.tasks = tasks
         self.test_images, self.test_labels = test_images, test_labels.cpu()
-        self._noisy_mask = None if true_labels is None else torch.from_numpy(given_labels != true_labels)
+        self._noisy_mask: NDArray[np.bool_] | None = None if true_labels is None else given_labels != true_labels
         self.stream_noise = self.noise_share(torch.from_numpy(stream_order.copy()))
 
     def noise_share(self, index: Tensor) -> float | None:
         """Share of these samples whose given label is wrong; None where unknown or where there are none."""
         if self._noisy_mask is None or index.numel() == 0:
             return None
-        return float(self._noisy_mask[index].double().mean())
+        return int(np.count_nonzero(self._noisy_mask[index.numpy()])) / index.numel()
 
     def purity(self, index: Tensor) -> float | None:
         share = self.noise_share(index)

@@ -13,7 +13,7 @@ from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.settings import SprSettings
 from purereplay.learners.spr import SPR
-from purereplay.nets.engine import Engine, network_bytes
+from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Job
 
 PHASES = ("expert", "base", "finetune")
@@ -55,14 +55,14 @@ def estimate(settings: RunSettings, learner: SPR, task_ends: tuple[int, ...]) ->
     """Time a few steps of each phase on made-up images of the right shape and multiply."""
     counted = plan(settings.options, task_ends)
     jobs = _sample_jobs(learner)
-    engine = Engine(learner.engine.device)
+    engine = Engine(learner.engine.device, precision=settings.precision)
     together = min(settings.lookahead, max(1, counted.n_buffers), engine.side_by_side(jobs["expert"]))
     speeds = {}
     for phase, job in jobs.items():
         k = together if phase == "expert" else 1
         speeds[phase] = _seconds_per_step(engine, job, k) / k
     seconds = sum(speeds[phase] * counted.steps[phase] for phase in PHASES)
-    return Estimate(counted, speeds, together, together * network_bytes(jobs["expert"]), seconds)
+    return Estimate(counted, speeds, together, together * engine.bytes_for(jobs["expert"]), seconds)
 
 
 def _sample_jobs(learner: SPR) -> dict[str, Job]:
@@ -79,7 +79,7 @@ def _sample_jobs(learner: SPR) -> dict[str, Job]:
     work = learner.work()
     [expert] = next(work)
     waiting = learner.queue[0]
-    waiting.features = torch.zeros(n, 1)  # the expert's answer is not waited for
+    waiting.clean_probability = waiting.centrality = torch.zeros(n)  # the expert's answer is not waited for
     [base] = next(learner._replay(waiting))
     [finetune] = next(learner.classify())
     return {"expert": expert, "base": base, "finetune": finetune}

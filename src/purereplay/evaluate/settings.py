@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
 from purereplay.learners.settings import SprSettings, for_dataset, from_json, preset_settings, with_budget
+from purereplay.nets.loops import Precision
 
 LEARNERS = ("spr",)
-FORMAT = 1  # of the run directory
+FORMAT = 2  # of the run directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class RunSettings:
     budget: float  # factor on the preset's self-supervised epochs
     seed: int
     device: str  # "cpu", "cuda"
+    precision: Precision  # of the networks' products in training
     lookahead: int  # full delayed buffers taken at once, whose experts may train side by side
     options: SprSettings  # resolved: preset, dataset, budget and --set are in it
 
@@ -43,6 +45,7 @@ def resolve(
     budget: float = 1.0,
     seed: int = 1,
     device: str = "auto",
+    precision: str = "auto",
     overrides: dict[str, str] | None = None,
 ) -> RunSettings:
     """Check and fill in what the user asked for."""
@@ -63,6 +66,7 @@ def resolve(
         budget=budget,
         seed=seed,
         device=chosen,
+        precision=pick_precision(precision, chosen),
         lookahead=64 if chosen == "cuda" else 8,
         options=with_budget(options, budget),
     )
@@ -77,6 +81,17 @@ def pick_device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("There is no CUDA device here: use --device cpu.")
     return name
+
+
+def pick_precision(name: str, device: str) -> Precision:
+    """ "auto" is bf16 on CUDA and float32 on the CPU."""
+    if name == "auto":
+        return "bf16" if device == "cuda" else "float32"
+    if name not in get_args(Precision):
+        raise UserError(f"The precision {name!r} is unknown: choose {', '.join(get_args(Precision))} or auto.")
+    if name != "float32" and device == "cpu":
+        raise UserError(f"The precision {name} is for CUDA: the CPU computes in float32.")
+    return cast(Precision, name)
 
 
 def to_json(settings: RunSettings) -> dict[str, Any]:

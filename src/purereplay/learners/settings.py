@@ -18,6 +18,7 @@ from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, Supervised
+from purereplay.nets.losses import MIN_TEMPERATURE
 from purereplay.nets.networks import MLP, Backbone, Head, Network
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import Views
@@ -250,6 +251,7 @@ _RANGES = {
     "graphs": (0, math.inf),
     "warm_epochs": (0, math.inf),
     "flip": (0, 1),
+    "temperature": (MIN_TEMPERATURE, math.inf),
     "crop_area": (1e-6, 1),
 }
 

@@ -1,13 +1,14 @@
 """Self-Purified Replay: Algorithms 1 and 2 of the paper.
 
-Samples go into the delayed buffer D. A full D waits in a queue; its expert is trained (together with the experts of
-all buffers that wait), the Self-Centered filter judges it, what passes enters the purified buffer P, and the base is
-trained without labels on D ∪ P. Each of these steps leaves a mark in the queue, so that the state is whole after
-every one of them and work that was cut off goes on where it was.
+Samples go into the delayed buffer D. A full D waits in a queue; its expert is trained and the Self-Centered filter
+judges it (together with all buffers that wait), what passes enters the purified buffer P, and the base is trained
+without labels on D ∪ P. Each of these steps leaves a mark in the queue, so that the state is whole after every one of
+them and work that was cut off goes on where it was.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -24,7 +25,7 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier, embed
 from purereplay.nets.jobs import Asks, Contrastive, Job, Supervised
 from purereplay.nets.networks import Head, Network, State, part, prefixed
-from purereplay.purify.self_centered import judge, select
+from purereplay.purify.self_centered import Verdict, judge_many, select
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class SPR(Learner):
         self.delayed.reset()
 
     def work(self) -> Asks[Report | None]:
-        if any(w.features is None for w in self.queue):
+        if any(w.clean_probability is None for w in self.queue):
             yield from self._train_experts()
             return None
         waiting = self.queue[0]
@@ -112,58 +113,55 @@ class SPR(Learner):
         return waiting.report._replace(base_loss=waiting.base_loss)
 
     def _train_experts(self) -> Asks[None]:
-        """A fresh network on each waiting buffer, without labels; they depend on nothing but their buffer."""
-        new = [w for w in self.queue if w.features is None]
+        """A fresh network on each waiting buffer, without labels, and the verdicts; both depend on the buffer alone."""
+        new = [w for w in self.queue if w.clean_probability is None]
+        with ThreadPoolExecutor() as pool:  # each network draws its weights from a generator of its own
+            fresh = list(pool.map(lambda w: self._fresh_network("expert weights", w.number), new))
         jobs = [
             Job(
                 phase="expert",
                 network=self.network,
-                state=self._fresh_network("expert weights", w.number),
+                state=state,
                 recipe=replace(self.expert, batch_size=min(self.expert.batch_size, w.batch.n)),
                 images=w.batch.images,
                 seed=self._seed("expert draws", w.number),
             )
-            for w in new
+            for w, state in zip(new, fresh, strict=True)
         ]
         trained = yield jobs
-        penultimate = self.filtering.features == "penultimate"
-        features = [
-            embed(self.network, t.state, w.batch.images, penultimate=penultimate)
-            for w, t in zip(new, trained, strict=True)
-        ]
-        for w, t, f in zip(new, trained, features, strict=True):
-            w.features, w.expert_loss = f, t.loss
+        verdicts = self._judge(new, [t.state for t in trained])
+        for w, t, verdict in zip(new, trained, verdicts, strict=True):
+            w.expert_loss, w.centrality = t.loss, verdict.centrality.to("cpu", copy=True)
+            w.clean_probability = verdict.clean_probability.to("cpu", copy=True)
 
-    def _filter(self, waiting: Waiting) -> None:
-        """P ← P ∪ Self-Centered Filter(D)."""
-        if waiting.report is not None:
-            return
-        assert waiting.features is not None
-        f, batch, number = self.filtering, waiting.batch, waiting.number
-        verdict = judge(
-            waiting.features,
-            batch.labels,
+    def _judge(self, new: list[Waiting], experts: list[State]) -> list[Verdict[Tensor]]:
+        """What the Self-Centered filter says of every buffer; it depends on nothing but the buffer and its expert."""
+        f = self.filtering
+        features = [
+            embed(self.network, expert, w.batch.images, penultimate=f.features == "penultimate")
+            for w, expert in zip(new, experts, strict=True)
+        ]
+        return judge_many(
+            features,
+            [w.batch.labels for w in new],
             n_graphs=f.n_graphs,
-            seed=self._seed("graphs", number),
+            seeds=[self._seed("graphs", w.number) for w in new],
             small_class=f.small_class,
             scaling=f.scaling,
             posterior=f.posterior,
             n_iter=f.mixture_steps,
         )
-        chosen = select(verdict.clean_probability, self._seed("selection", number))
+
+    def _filter(self, waiting: Waiting) -> None:
+        """P ← P ∪ Self-Centered Filter(D)."""
+        if waiting.report is not None:
+            return
+        assert waiting.clean_probability is not None
+        batch, number = waiting.batch, waiting.number
+        chosen = select(waiting.clean_probability, self._seed("selection", number))
         generator = torch.Generator().manual_seed(self._seed("admission", number))
-        self.purified.add(Batch(*(t[chosen] for t in batch)), verdict.clean_probability[chosen], generator)
-        waiting.report = Report(
-            buffer=number,
-            index=batch.index.cpu(),
-            labels=batch.labels.cpu(),
-            clean_probability=verdict.clean_probability.cpu(),
-            centrality=verdict.centrality.cpu(),
-            selected_mask=chosen.cpu(),
-            purified_index=self.purified.contents()[0].index.cpu(),
-            expert_loss=waiting.expert_loss,
-            base_loss=float("nan"),
-        )
+        self.purified.add(Batch(*(t[chosen] for t in batch)), waiting.clean_probability[chosen], generator)
+        waiting.report = waiting.reported(selected_mask=chosen, purified_index=self.purified.index)
 
     def _replay(self, waiting: Waiting) -> Asks[None]:
         """θ ← Self-Replay using D ∪ P."""
@@ -216,7 +214,7 @@ class SPR(Learner):
                     state=state,
                     recipe=replace(self.finetune, batch_size=min(self.finetune.batch_size, purified.n)),
                     images=purified.images,
-                    labels=purified.labels,
+                    labels=purified.labels.to(self.engine.device),
                     seed=self._seed("finetune draws", self.n_done),
                 )
                 [trained] = yield [job]
@@ -248,7 +246,8 @@ class SPR(Learner):
     # ---------------------------------------------------------------- small parts
 
     def _enqueue(self) -> None:
-        self.queue.append(Waiting(self.n_queued, self.delayed.contents()))
+        images, labels, index = self.delayed.contents()
+        self.queue.append(Waiting(self.n_queued, Batch(images, labels.cpu(), index.cpu())))
         self.n_queued += 1
         self.delayed.reset()
 

@@ -11,7 +11,7 @@ from purereplay.data.batch import Batch
 from purereplay.learners.base import Report
 from purereplay.nets.networks import State, part
 
-_JUDGED = ("clean_probability", "centrality", "selected_mask", "purified_index")
+_PURIFIED = ("selected_mask", "purified_index")
 
 
 @dataclass
@@ -19,39 +19,48 @@ class Waiting:
     """What is known about a full delayed buffer so far."""
 
     number: int
-    batch: Batch
-    features: Tensor | None = None  # once its expert is trained
+    batch: Batch  # the images on the device, labels and index on the CPU
+    clean_probability: Tensor | None = None  # once its expert is trained: float64 (n,) on the CPU, high = clean
+    centrality: Tensor | None = None  # likewise, high = central
     expert_loss: float = float("nan")
-    report: Report | None = None  # once judged
+    report: Report | None = None  # once purified
     base_loss: float | None = None  # once replayed
 
     def state(self) -> State:
         state = {"number": torch.tensor(self.number), **self.batch._asdict()}
         state["expert_loss"] = torch.tensor(self.expert_loss, dtype=torch.float64)
-        if self.features is not None:
-            state["features"] = self.features
+        if self.clean_probability is not None and self.centrality is not None:
+            state |= {"clean_probability": self.clean_probability, "centrality": self.centrality}
         if self.base_loss is not None:
             state["base_loss"] = torch.tensor(self.base_loss, dtype=torch.float64)
         if self.report is not None:
-            state |= {f"report.{name}": getattr(self.report, name) for name in _JUDGED}
+            state |= {f"report.{name}": getattr(self.report, name) for name in _PURIFIED}
         return state
 
     @classmethod
     def from_state(cls, state: State, device: torch.device) -> Waiting:
-        batch = Batch(*(state[name].to(device) for name in Batch._fields))
+        batch = Batch(state["images"].to(device), state["labels"].cpu(), state["index"].cpu())
         waiting = cls(int(state["number"]), batch, expert_loss=float(state["expert_loss"]))
-        if "features" in state:
-            waiting.features = state["features"].to(device)
+        if "clean_probability" in state:
+            waiting.clean_probability, waiting.centrality = state["clean_probability"].cpu(), state["centrality"].cpu()
         if "base_loss" in state:
             waiting.base_loss = float(state["base_loss"])
-        judged = part(state, "report.")
-        if judged:
-            waiting.report = Report(
-                buffer=waiting.number,
-                index=batch.index.cpu(),
-                labels=batch.labels.cpu(),
-                expert_loss=waiting.expert_loss,
-                base_loss=float("nan"),
-                **judged,
-            )
+        purified = part(state, "report.")
+        if purified:
+            waiting.report = waiting.reported(**{name: purified[name].cpu() for name in _PURIFIED})
         return waiting
+
+    def reported(self, selected_mask: Tensor, purified_index: Tensor) -> Report:
+        """What became of the buffer, without the base's loss."""
+        assert self.clean_probability is not None and self.centrality is not None
+        return Report(
+            buffer=self.number,
+            index=self.batch.index,
+            labels=self.batch.labels,
+            clean_probability=self.clean_probability,
+            centrality=self.centrality,
+            selected_mask=selected_mask,
+            purified_index=purified_index,
+            expert_loss=self.expert_loss,
+            base_loss=float("nan"),
+        )

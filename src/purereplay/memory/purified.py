@@ -22,16 +22,19 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
 
 Admission = Literal["greedy", "partitioned"]
 Eviction = Literal["levelled", "softmax"]
+Whole = NDArray[np.int64]
+Real = NDArray[np.float64]
 
 
 class PurifiedBuffer:
-    """At most `capacity` samples believed to be clean, on the device."""
+    """At most `capacity` samples believed to be clean: images on the device, all that decides about them on the CPU."""
 
     def __init__(
         self,
@@ -49,51 +52,51 @@ class PurifiedBuffer:
         self.eviction = eviction
         self.n = 0
         self._images = torch.zeros((capacity, *image_shape), dtype=torch.uint8, device=device)
-        self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self._index = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self._probability = torch.zeros(capacity, dtype=torch.float64, device=device)
-        self._seen = torch.zeros(n_classes, dtype=torch.int64, device=device)  # offered so far, by class
+        self._labels = np.zeros(capacity, np.int64)
+        self._index = np.zeros(capacity, np.int64)
+        self._probability = np.zeros(capacity, np.float64)
+        self._seen = np.zeros(n_classes, np.int64)  # offered so far, by class
 
     @property
     def is_full(self) -> bool:
         return self.n == self.capacity
 
+    @property
+    def index(self) -> Tensor:
+        """Who is held, int64 (n,)."""
+        return torch.from_numpy(self._index[: self.n].copy())
+
     def add(self, batch: Batch, clean_probability: Tensor, generator: torch.Generator) -> None:
         """Offer samples with their clean probability; `generator` is a CPU generator and decides on admission."""
-        device = self._labels.device
-        batch = Batch(*(t.to(device) for t in batch))
-        clean_probability = clean_probability.to(device, torch.float64)
-        admitted = self._admit(batch.labels, generator)
-        new = Batch(*(t[admitted] for t in batch))
-        new_probability = clean_probability[admitted]
-
+        labels, index = batch.labels.cpu().numpy(), batch.index.cpu().numpy()
+        probability = clean_probability.to("cpu", torch.float64).numpy()
+        admitted = np.flatnonzero(self._admit(labels, generator))
         place = self._levelled if self.eviction == "levelled" else self._by_softmax
-        slots, enters = place(new.labels, new_probability, generator)
-        for ours, theirs in zip(self._tensors(), (*new, new_probability), strict=True):
-            ours[slots] = theirs[enters]
-        self.n = min(self.capacity, self.n + new.n)
+        slots, enters = place(labels[admitted], probability[admitted], generator)
+        rows = admitted[enters]
+        self._images[torch.from_numpy(slots)] = batch.images[torch.from_numpy(rows)].to(self._images.device)
+        self._labels[slots], self._index[slots], self._probability[slots] = labels[rows], index[rows], probability[rows]
+        self.n = min(self.capacity, self.n + len(admitted))
 
-    def _levelled(self, labels: Tensor, probability: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Which newcomers stay, and in whose slots: int64 (m,) each."""
-        device, n_new = labels.device, labels.shape[0]
-        labels = torch.cat([self._labels[: self.n], labels])
-        probability = torch.cat([self._probability[: self.n], probability])
-        best_first = torch.argsort(probability, descending=True, stable=True)  # of equals the older stays
-        rank = torch.empty_like(labels)
-        rank[best_first] = rank_within_class(labels[best_first], self.n_classes)
-        order = best_first[torch.argsort(rank[best_first], stable=True)]
-        stays = torch.zeros(self.n + n_new, dtype=torch.bool, device=device)
+    def _levelled(self, labels: Whole, probability: Real, generator: torch.Generator) -> tuple[Whole, Whole]:
+        """Which newcomers stay, and in whose slots: int64 (m,) each, slots first."""
+        labels = np.concatenate([self._labels[: self.n], labels])
+        probability = np.concatenate([self._probability[: self.n], probability])
+        best_first = np.argsort(-probability, kind="stable")  # of equals the older stays
+        rank = rank_within_class(labels[best_first], self.n_classes)
+        order = best_first[np.argsort(rank, kind="stable")]
+        stays = np.zeros(len(labels), bool)
         stays[order[: self.capacity]] = True
-        free = torch.ones(self.capacity, dtype=torch.bool, device=device)
+        free = np.ones(self.capacity, bool)
         free[: self.n] = ~stays[: self.n]
-        enters = stays[self.n :].nonzero().squeeze(1)
-        return free.nonzero().squeeze(1)[: enters.shape[0]], enters
+        enters = np.flatnonzero(stays[self.n :])
+        return np.flatnonzero(free)[: len(enters)], enters
 
-    def _by_softmax(self, labels: Tensor, probability: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _by_softmax(self, labels: Whole, probability: Real, generator: torch.Generator) -> tuple[Whole, Whole]:
         """The released code's way, one newcomer after the other; a slot's last newcomer is the one that stays."""
-        held_labels, held = self._labels.cpu().numpy().copy(), self._probability.cpu().numpy().copy()
+        held_labels, held = self._labels.copy(), self._probability.copy()
         count = np.bincount(held_labels[: self.n], minlength=self.n_classes)
-        draws = torch.rand(labels.shape[0], generator=generator, dtype=torch.float64).tolist()
+        draws = torch.rand(len(labels), generator=generator, dtype=torch.float64).tolist()
         taken: dict[int, int] = {}  # slot -> newcomer
         newcomers = zip(labels.tolist(), probability.tolist(), draws, strict=True)
         for i, (label, p, u) in enumerate(newcomers):
@@ -106,45 +109,43 @@ class PurifiedBuffer:
             held_labels[slot], held[slot] = label, p
             count[label] += 1
             taken[slot] = i
-        pairs = torch.tensor(list(taken.items()), dtype=torch.int64, device=labels.device).view(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
+        return np.fromiter(taken.keys(), np.int64), np.fromiter(taken.values(), np.int64)
 
-    def _admit(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Who may compete for a place (n,) bool; counts everyone as seen."""
-        present = torch.bincount(torch.cat([self._labels[: self.n], labels]), minlength=self.n_classes)
-        share = self.capacity / max(1, int((present > 0).sum()))
+    def _admit(self, labels: Whole, generator: torch.Generator) -> NDArray[np.bool_]:
+        """Who may compete for a place (n,); counts everyone as seen."""
+        u = torch.rand(len(labels), generator=generator, dtype=torch.float64).numpy()
+        present = np.bincount(np.concatenate([self._labels[: self.n], labels]), minlength=self.n_classes)
+        share = self.capacity / max(1, int(np.count_nonzero(present)))
         seen_before = self._seen[labels] + rank_within_class(labels, self.n_classes)
-        self._seen += torch.bincount(labels, minlength=self.n_classes)
-        u = torch.rand(labels.shape[0], generator=generator, dtype=torch.float64).to(labels.device)
+        self._seen += np.bincount(labels, minlength=self.n_classes)
         if self.admission == "greedy":
-            return torch.ones_like(labels, dtype=torch.bool)
-        free_place = torch.arange(labels.shape[0], device=labels.device) < self.capacity - self.n
-        return free_place | (u * seen_before < share)
-
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self._images, self._labels, self._index, self._probability
+            return np.ones(len(labels), bool)
+        competes: NDArray[np.bool_] = u * seen_before < share
+        competes[: self.capacity - self.n] = True  # a free place is for whoever comes first
+        return competes
 
     def contents(self) -> tuple[Batch, Tensor]:
-        """A copy of the samples held and of their clean probabilities."""
-        images, labels, index, probability = (t[: self.n].clone() for t in self._tensors())
-        return Batch(images, labels, index), probability
+        """A copy of the samples held and of their clean probabilities; only the images are on the device."""
+        labels, probability = (torch.from_numpy(a[: self.n].copy()) for a in (self._labels, self._probability))
+        return Batch(self._images[: self.n].clone(), labels, self.index), probability
 
     def state(self) -> dict[str, Tensor]:
         batch, probability = self.contents()
-        return batch._asdict() | {"probability": probability, "seen": self._seen.clone()}
+        return batch._asdict() | {"probability": probability, "seen": torch.from_numpy(self._seen.copy())}
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.n = state["labels"].shape[0]
-        for name, ours in zip(("images", "labels", "index", "probability"), self._tensors(), strict=True):
-            ours[: self.n] = state[name].to(ours.device)
-        self._seen.copy_(state["seen"])
+        self._images[: self.n] = state["images"].to(self._images.device)
+        self._seen[:] = state["seen"].cpu().numpy()
+        for name, ours in (("labels", self._labels), ("index", self._index), ("probability", self._probability)):
+            ours[: self.n] = state[name].cpu().numpy()
 
 
-def rank_within_class(labels: Tensor, n_classes: int) -> Tensor:
+def rank_within_class(labels: Whole, n_classes: int) -> Whole:
     """How many earlier entries have the same label, int64 (n,)."""
-    order = torch.argsort(labels, stable=True)
-    counts = torch.bincount(labels, minlength=n_classes)
-    first = torch.cumsum(counts, 0) - counts  # where each class begins in `order`
-    rank = torch.empty_like(labels)
-    rank[order] = torch.arange(labels.shape[0], device=labels.device) - first[labels[order]]
+    order = np.argsort(labels, kind="stable")
+    counts = np.bincount(labels, minlength=n_classes)
+    first = np.cumsum(counts) - counts  # where each class begins in `order`
+    rank = np.empty_like(labels)
+    rank[order] = np.arange(len(labels)) - first[labels[order]]
     return rank

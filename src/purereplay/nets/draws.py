@@ -24,13 +24,16 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def uniforms(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:
-    """Uniform numbers in [0, 1), float32 (K, n), for keys int64 (K,) at `step` int64 (); one `stream` per purpose."""
-    start = _mix(keys ^ _mix(step * _GOLDEN + (stream + 1)))  # (K,)
+    """Uniform numbers in [0, 1), float32 (*steps, K, n), for keys int64 (K,) at `step` int64 (*steps).
+
+    One `stream` per purpose.
+    """
+    start = _mix(keys ^ _mix(step * _GOLDEN + (stream + 1))[..., None])  # (*steps, K)
     position = torch.arange(1, n + 1, device=keys.device) * _GOLDEN
-    bits = _shift_right(_mix(start[:, None] + position), 40)  # the 24 best bits: all a float32 can tell apart
+    bits = _shift_right(_mix(start[..., None] + position), 40)  # the 24 best bits: all a float32 can tell apart
     return bits.float() * 2.0**-24
 
 
 def permutations(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:
-    """A random order of range(n) for each key, int64 (K, n)."""
-    return uniforms(keys, step, n, stream=stream).argsort(dim=1, stable=True)
+    """A random order of range(n) for each key, int64 (*steps, K, n)."""
+    return uniforms(keys, step, n, stream=stream).argsort(dim=-1, stable=True)

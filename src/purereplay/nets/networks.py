@@ -64,7 +64,7 @@ class MLP:
     def features(self, state: State, images: Tensor, *, training: bool) -> Tensor:
         x = images.flatten(2)
         for i in range(len(self.hidden)):
-            x = linear(state, f"layer{i + 1}", x).relu()
+            x = linear(state, f"layer{i + 1}", x).relu_()
         return x
 
     def activation_floats(self) -> int:
@@ -87,7 +87,7 @@ class Head:
 
     def outputs(self, state: State, features: Tensor) -> Tensor:
         if self.hidden:
-            features = linear(state, "hidden", features).relu()
+            features = linear(state, "hidden", features).relu_()
         return linear(state, "output", features)
 
 

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-_TRIES = 3  # draws of a box that must fit; each fits with probability 0.86, the last is cut to size (0.3 % of views)
-_CROP_NUMBERS = 2 * _TRIES + 3  # area and ratio per try, position x and y, flip
+TRIES = 3  # draws of a box that must fit; each fits with probability 0.86, the last is cut to size (0.3 % of views)
+CROP_NUMBERS = 2 * TRIES + 3  # area and ratio per try, position x and y, flip
 _JITTER_NUMBERS = 5  # brightness, contrast, saturation, hue, whether at all
 
 
@@ -32,43 +32,51 @@ class Views:
     @property
     def n_numbers(self) -> int:
         """Uniform numbers that one view takes."""
-        return _CROP_NUMBERS + (_JITTER_NUMBERS if self.jitter else 0)
+        return CROP_NUMBERS + (_JITTER_NUMBERS if self.jitter else 0)
 
 
 def make_views(images: Tensor, numbers: Tensor, views: Views) -> Tensor:
     """Images float in [0, 1] (n, C, H, W) and uniforms (n, views.n_numbers) -> one view of each, (n, C, H, W)."""
-    u = numbers.T
-    x = _crop_and_flip(images, u[:_CROP_NUMBERS], views)
-    if views.jitter is None:
-        return x
-    brightness, contrast, saturation, hue, apply = u[_CROP_NUMBERS:, :, None, None, None]
-    strength = views.jitter
-    b, c, s = (1 + a * (2 * v - 1) for a, v in zip(strength, (brightness, contrast, saturation), strict=False))
-    turn = strength[3] * (2 * hue - 1)
-    jittered = colour_jitter(x, b, c, s, turn, views.jitter_kind)
-    return torch.where(apply < views.jitter_probability, jittered, x)
-
-
-def _crop_and_flip(images: Tensor, u: Tensor, views: Views) -> Tensor:
     height, width = images.shape[-2:]
-    w, h = draw_boxes(u[: 2 * _TRIES], views)
-    left, top = u[2 * _TRIES] * (1 - w), u[2 * _TRIES + 1] * (1 - h)
-    flipped = u[2 * _TRIES + 2] < views.flip
+    x, width_share, y, height_share = boxes(numbers, views).unbind(-1)
+    rows, columns = _interpolation(y, height_share, height), _interpolation(x, width_share, width)
+    view = rows[:, None] @ images @ columns[:, None].transpose(-1, -2)
+    if views.jitter is None:
+        return view
+    brightness, contrast, saturation, turn, apply = colours(numbers, views).T[:, :, None, None, None]
+    jittered = colour_jitter(view, brightness, contrast, saturation, turn, views.jitter_kind)
+    return torch.where(apply > 0, jittered, view)
+
+
+def boxes(numbers: Tensor, views: Views) -> Tensor:
+    """Uniforms (..., n_numbers) -> (..., 4): where each view begins and how far it goes, in x and in y, as shares."""
+    u = numbers.movedim(-1, 0)
+    w, h = draw_boxes(u[: 2 * TRIES], views)
+    left, top = u[2 * TRIES] * (1 - w), u[2 * TRIES + 1] * (1 - h)
+    flipped = u[2 * TRIES + 2] < views.flip
     # a flipped view walks the box from right to left
-    rows = _interpolation(top, h, height)
-    columns = _interpolation(torch.where(flipped, left + w, left), torch.where(flipped, -w, w), width)
-    return rows[:, None] @ images @ columns[:, None].transpose(-1, -2)
+    return torch.stack([torch.where(flipped, left + w, left), torch.where(flipped, -w, w), top, h], dim=-1)
+
+
+def colours(numbers: Tensor, views: Views) -> Tensor:
+    """Uniforms (..., n_numbers) -> (..., 5): three factors, the turn of the hue, and 1 where the jitter applies."""
+    assert views.jitter is not None
+    u = numbers[..., CROP_NUMBERS:]
+    strength = torch.stack([torch.full_like(u[..., 0], s) for s in views.jitter], dim=-1)  # no copy from the host
+    around_zero = strength * (2 * u[..., :4] - 1)
+    factors, turn = 1 + around_zero[..., :3], around_zero[..., 3:]
+    return torch.cat([factors, turn, (u[..., 4:] < views.jitter_probability).to(u.dtype)], dim=-1)
 
 
 def draw_boxes(u: Tensor, views: Views) -> tuple[Tensor, Tensor]:
     """Widths and heights (n,), as shares of the image, from uniforms (2 * tries, n)."""
     low, high = views.area
-    area = low + (high - low) * u[:_TRIES]
+    area = low + (high - low) * u[:TRIES]
     log_low, log_high = math.log(views.ratio[0]), math.log(views.ratio[1])
-    ratio = torch.exp(log_low + (log_high - log_low) * u[_TRIES:])
+    ratio = torch.exp(log_low + (log_high - log_low) * u[TRIES:])
     widths, heights = (area * ratio).sqrt(), (area / ratio).sqrt()
     w, h = widths[-1], heights[-1]
-    for i in reversed(range(_TRIES - 1)):
+    for i in reversed(range(TRIES - 1)):
         fits = (widths[i] <= 1) & (heights[i] <= 1)
         w, h = torch.where(fits, widths[i], w), torch.where(fits, heights[i], h)
     return w.clamp(max=1), h.clamp(max=1)
@@ -78,8 +86,8 @@ def _interpolation(start: Tensor, extent: Tensor, size: int) -> Tensor:
     """Matrices (n, size, size) that read `size` pixels evenly from [start, start + extent] (shares of the axis)."""
     pixel = torch.arange(size, device=start.device, dtype=start.dtype)
     position = (start[:, None] + extent[:, None] * (pixel + 0.5) / size) * size - 0.5
-    position = position.clamp(0, size - 1)
-    return (1 - (position[:, :, None] - pixel).abs()).clamp(min=0)
+    distance = (position.clamp_(0, size - 1)[:, :, None] - pixel).abs_()
+    return distance.neg_().add_(1).clamp_(min=0)
 
 
 def colour_jitter(

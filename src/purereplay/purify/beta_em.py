@@ -44,12 +44,16 @@ def scale(scores: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return scaled.nan_to_num(0.5).clamp(EDGE, 1 - EDGE)
 
 
-def log_joint(betas: Betas, x: Tensor) -> Tensor:
-    """log π_z p(x | α_z, β_z) as (R, 2, N) for x (R, N) in (0, 1)."""
+def logs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """log x and log(1 - x) for x in (0, 1): all that the densities need of it."""
+    return x.log(), torch.log1p(-x)
+
+
+def log_joint(betas: Betas, log_x: Tensor, log_rest: Tensor) -> Tensor:
+    """log π_z p(x | α_z, β_z) as (R, 2, N) for the `logs` (R, N) of x."""
     alpha, beta, weights = betas
     constant = weights.log() + torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
-    x = x[:, None]
-    return constant[..., None] + (alpha - 1)[..., None] * x.log() + (beta - 1)[..., None] * torch.log1p(-x)
+    return constant[..., None] + (alpha - 1)[..., None] * log_x[:, None] + (beta - 1)[..., None] * log_rest[:, None]
 
 
 def expectation_maximisation(x: Tensor, mask: Tensor, n_iter: int) -> Ascent:
@@ -62,8 +66,9 @@ def expectation_maximisation(x: Tensor, mask: Tensor, n_iter: int) -> Ascent:
     betas = before = Betas(alpha, 3.0 - alpha, torch.full_like(alpha, 0.5))
     alive = torch.ones(len(x), dtype=torch.bool, device=x.device)
     n_steps = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    logs_of_x = logs(x)
     for _ in range(n_iter):
-        gamma = log_joint(betas, x).softmax(1) * share[:, None]  # E-step, (R, 2, N)
+        gamma = log_joint(betas, *logs_of_x).softmax(1) * share[:, None]  # E-step, (R, 2, N)
         weights = gamma.sum(-1)
         mean = (gamma * x[:, None]).sum(-1) / weights
         variance = (gamma * (x[:, None] - mean[..., None]).square()).sum(-1) / weights
@@ -74,5 +79,5 @@ def expectation_maximisation(x: Tensor, mask: Tensor, n_iter: int) -> Ascent:
         alive = alive & sound.all(1)
         before, betas = betas, Betas(*(torch.where(alive[:, None], n, o) for n, o in zip(new, betas, strict=True)))
         n_steps = n_steps + alive
-    old, now = ((log_joint(b, x).logsumexp(1) * share).sum(1) for b in (before, betas))
+    old, now = ((log_joint(b, *logs_of_x).logsumexp(1) * share).sum(1) for b in (before, betas))
     return Ascent(betas, n_steps, (now - old).abs())

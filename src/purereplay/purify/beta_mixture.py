@@ -41,7 +41,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from purereplay.errors import UserError
-from purereplay.purify.beta_em import Betas, expectation_maximisation, log_joint, quantile, scale
+from purereplay.purify.beta_em import Betas, expectation_maximisation, log_joint, logs, quantile, scale
 
 Scaling = Literal["trimmed", "minmax"]
 Lookup = Literal["exact", "table"]
@@ -118,7 +118,7 @@ def read_posterior(fits: Fits, scores: Tensor, *, lookup: Lookup = "exact", smal
 
 def _clean_share(betas: Betas, x: Tensor) -> Tensor:
     """γ_clean(x), Eq. p(z | c), as the densities give it: (R, N)."""
-    return log_joint(betas, x).softmax(1)[:, 1]
+    return log_joint(betas, *logs(x)).softmax(1)[:, 1]
 
 
 def _hold_at_turn(betas: Betas, x: Tensor) -> Tensor:

@@ -27,21 +27,23 @@ def principal_eigenvector(
 ) -> Centrality:
     """Principal eigenvectors of symmetric (R, N, N) with positive entries (all-zero rows and columns are padding).
 
-    Stops when ‖A c - λ c‖ ≤ tolerance · λ for every matrix. A matrix that is done is not touched again, so its result
-    does not depend on what else is in the batch.
+    Stops when ‖A c - λ c‖ ≤ tolerance · λ for every matrix. A matrix that is done leaves the batch, so its result does
+    not depend on what else is in there, and a slow one does not hold up the others.
     """
     vector = _unit(matrices.sum(-1))  # one power of the all-ones vector; stays 0 where padded
     value = vector.new_zeros(len(vector))
-    done = torch.zeros(len(vector), dtype=torch.bool, device=vector.device)
+    left = torch.arange(len(vector), device=vector.device)  # whose matrices are still in the batch
     for _ in range(max_restarts):
-        found, image, new_value = _best_of_powers(matrices, vector, n_powers)
-        residual = (image - new_value[:, None] * found).norm(dim=-1)
+        found, image, ritz_value = _best_of_powers(matrices, vector[left], n_powers)
+        residual = (image - ritz_value[:, None] * found).norm(dim=-1)
         # the image A c is one power ahead of c, and positive where c has a rounding error below zero
-        vector = torch.where(done[:, None], vector, _unit(image))
-        value = torch.where(done, value, new_value)
-        done = done | (residual <= tolerance * new_value)
-        if bool(done.all()):
+        vector[left], value[left] = _unit(image), ritz_value
+        stays = (~(residual <= tolerance * ritz_value)).nonzero()[:, 0]  # NaN is never done
+        if len(stays) < len(left):
+            left, matrices = left[stays], matrices[stays]
+        if not len(left):
             break
+    done = torch.ones_like(value, dtype=torch.bool).index_fill_(0, left, False)
     return Centrality(vector.abs(), value, done)
 
 

@@ -66,7 +66,7 @@ def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:
     with ExitStack() as stack:
         bars = stack.enter_context(progress_bars())
         show = Show(bars)
-        engine = Engine(torch.device(settings[0].device), watch=show.training)
+        engine = Engine(torch.device(settings[0].device), precision=settings[0].precision, watch=show.training)
         loaded: dict[str, Dataset] = {}
         for s, path in zip(settings, paths, strict=True):
             resume = (path / "settings.json").exists()
@@ -119,7 +119,7 @@ def estimate(settings: RunSettings) -> None:
     with progress_bars() as bars:
         dataset = data.load(settings.dataset, progress=download_bars(bars))
     _, stream = experiments.make_stream(settings, dataset)
-    engine = Engine(torch.device(settings.device))
+    engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
         guess = estimate_run(settings, experiments.make_learner(settings, dataset, engine), stream.task_ends)
     table = Table("phase", "steps", "ms a step", "time", box=None, padding=(0, 2, 0, 0))

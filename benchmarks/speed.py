@@ -1,0 +1,241 @@
+"""Speed on this machine, beside a plain implementation of the same work in the same call.
+
+    python benchmarks/speed.py                          everything, as a table
+    python benchmarks/speed.py --only training --json new.json
+    python benchmarks/speed.py --compare old.json new.json
+
+training  a contrastive step of K networks side by side (views, forward, loss, backward, Adam): milliseconds a step,
+          network-steps a second, how many times faster than a plain eager loop over the networks, and, on the CPU, the
+          share of the measured rate of matrix products. A case that would take minutes here is left out and says so.
+filter    one call of the Self-Centered filter on a buffer, two labels, 5 graphs, 128-d features; plain: numpy, scipy.
+demo      a whole run of the demo, in seconds.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from plain import PlainTraining, perceptron, plain_clean_probability, resnet18
+from purereplay.evaluate.experiment import prepare
+from purereplay.evaluate.settings import pick_device, pick_precision, resolve
+from purereplay.nets.engine import Engine
+from purereplay.nets.jobs import Contrastive, Job
+from purereplay.nets.networks import MLP, Head, Network
+from purereplay.nets.resnet import ResNet18
+from purereplay.nets.views import Views
+from purereplay.purify.self_centered import clean_probability
+
+Row = dict[str, object]
+N_NETWORKS = (1, 5, 8, 25, 200)
+FILTER_SIZES = (300, 500, 1000, 5000)
+PLAIN_FILTER_UP_TO = 1000  # the plain code would take minutes beyond
+LIMIT_SECONDS = 20.0  # a case that needs more is left out
+JITTER = Views(jitter=(0.5, 0.5, 0.5, 0.2))
+
+
+class Case:
+    """A network and the images of one delayed buffer."""
+
+    def __init__(self, name: str, network: Network, shape: tuple[int, int, int], n: int, plain: Callable) -> None:
+        self.name, self.network, self.n, self.plain = name, network, n, plain
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
+        self.views = JITTER if shape[0] == 3 else Views()
+
+    def jobs(self, k: int, n_steps: int, device: torch.device) -> list[Job]:
+        recipe = Contrastive(epochs=n_steps, batch_size=self.n, views=self.views)
+        images = self.images.to(device)
+        states = [{name: t.to(device) for name, t in self.network.init(i).items()} for i in range(k)]
+        return [Job("bench", self.network, state, recipe, images, seed=i) for i, state in enumerate(states)]
+
+    def multiplications(self) -> float | None:
+        """Floating-point operations of the perceptron's products in one step; None for a ResNet."""
+        backbone = self.network.backbone
+        if not isinstance(backbone, MLP):
+            return None
+        width, n_views = backbone.hidden[-1], 2 * self.n
+        first = backbone.n_inputs * backbone.hidden[0]
+        weights = first + width * width * 2 + width * 256
+        # forward, gradient of the weights, gradient of the inputs but the first layer's; similarities likewise
+        return 2 * n_views * (3 * weights - first) + 2 * 3 * n_views**2 * 256
+
+
+CASES = [
+    Case(
+        "mlp digits", Network(MLP(64, (256, 256)), Head(256, hidden=True)), (1, 8, 8), 100, lambda: perceptron(64, 256)
+    ),
+    Case("mlp mnist", Network(MLP(784), Head(256, hidden=True)), (1, 28, 28), 300, lambda: perceptron(784, 512)),
+    Case("resnet18", Network(ResNet18(), Head(256, hidden=True)), (3, 32, 32), 500, lambda: resnet18("imagenet")),
+    Case(
+        "resnet18 3x3",
+        Network(ResNet18(stem="small"), Head(256, hidden=True)),
+        (3, 32, 32),
+        500,
+        lambda: resnet18("small"),
+    ),
+]
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def matrix_rate() -> float:
+    """Floating-point operations a second of a large float32 product on the CPU: the best of five."""
+    a = torch.randn(2048, 2048)
+    return 2 * 2048**3 / min(seconds(lambda: a @ a, torch.device("cpu")) for _ in range(5))
+
+
+def training(device: torch.device, precision: str) -> list[Row]:
+    rate = matrix_rate() if device.type == "cpu" else None
+    rows: list[Row] = []
+    for case in CASES:
+        plain = PlainTraining(case.plain(), case.images.to(device))
+        seconds(plain.step, device)
+        plain_step = seconds(plain.step, device)
+        for k in N_NETWORKS:
+            row: Row = {"case": case.name, "networks": k, "ms_a_step": None, "network_steps_a_second": None}
+            row |= {"ratio": None, "of_matrix_rate": None}
+            if k * plain_step * 4 <= LIMIT_SECONDS:
+                step, plain_step = side_by_side(case, k, plain, plain_step, device, precision)
+                work = case.multiplications()
+                row["ms_a_step"], row["network_steps_a_second"] = round(1e3 * step, 4), round(k / step, 1)
+                row["ratio"] = round(k * plain_step / step, 2)
+                row["of_matrix_rate"] = round(k * work / step / rate, 3) if work and rate else None
+            rows.append(row)
+    return rows
+
+
+def side_by_side(
+    case: Case, k: int, plain: PlainTraining, plain_step: float, device: torch.device, precision: str
+) -> tuple[float, float]:
+    """Seconds of a step of k networks and of a plain step of one, measured in turns: both see the same machine."""
+    n_steps = max(2, min(2000 if device.type == "cuda" else 50, int(1 / (k * plain_step))))
+    n_plain = max(2, min(20, int(0.5 / plain_step)))
+    engine = Engine(device, precision=pick_precision(precision, device.type))
+    jobs = case.jobs(k, n_steps, device)
+    engine.train(jobs)  # warm-up: memory, compilation, capture
+    ours, others = [], []
+    for _ in range(3):
+        ours.append(seconds(lambda: engine.train(jobs), device) / n_steps)
+        others.append(seconds(lambda: [plain.step() for _ in range(n_plain)], device) / n_plain)
+    return min(ours), min(others)
+
+
+def made_up_buffer(n: int, seed: int = 0, d: int = 128) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Features (n, d) and labels (n,) of two classes, 60 % of each in a cluster and 40 % scattered."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % 2
+    clustered = rng.random(n) < 0.6
+    features = rng.normal(size=(n, d)) + clustered[:, None] * rng.normal(size=(2, d))[labels]
+    return features, labels
+
+
+def median_ms(work: Callable[[], object], repeats: int) -> float:
+    """The lowest of three medians, after a warm-up: other work on the machine only ever adds."""
+    work()
+    cpu = torch.device("cpu")
+    return min(1e3 * statistics.median(seconds(work, cpu) for _ in range(repeats)) for _ in range(3))
+
+
+def filtering(device: torch.device) -> list[Row]:
+    return [filter_row(n, device) for n in FILTER_SIZES]
+
+
+def filter_row(n: int, device: torch.device) -> Row:
+    features, labels = made_up_buffer(n)
+    # numpy in, numpy out: the answer is waited for, on a GPU too
+    ours = median_ms(lambda: clean_probability(features, labels, 5, device=device), 9 if n < 5000 else 1)
+    plain = None
+    if n <= PLAIN_FILTER_UP_TO:
+        plain = median_ms(lambda: plain_clean_probability(features, labels, 5), 1)
+    ratio = None if plain is None else round(plain / ours, 2)
+    return {"case": "filter", "buffer": n, "ms_a_call": round(ours, 2), "ratio": ratio}
+
+
+def demo(device: torch.device, precision: str) -> list[Row]:
+    settings = resolve(dataset="digits", preset_name="demo", device=device.type, precision=precision)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = prepare(settings, Path(folder) / "run")
+        total = seconds(experiment.go, device)
+    shares = {phase: round(s, 2) for phase, s in experiment.account.seconds.items()}
+    return [{"case": "demo", "seconds": round(total, 2), **shares}]
+
+
+def show(rows: list[Row]) -> None:
+    """Aligned tables, one for each set of columns."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row), []).append(row)
+    for columns, some in groups.items():
+        lines = [list(columns)] + [["-" if row[c] is None else str(row[c]) for c in columns] for row in some]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        print()
+        for line in lines:
+            print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+
+
+def compare(old: Path, new: Path) -> None:
+    """Every time of two files side by side, and how many times faster the new one is."""
+    files = [json.loads(path.read_text()) for path in (old, new)]
+    if files[0]["machine"] != files[1]["machine"]:
+        print(f"Not the same machine: {files[0]['machine']} and {files[1]['machine']}.")
+    named = [{key(row): row for row in file["rows"]} for file in files]
+    rows: list[Row] = []
+    for name in named[0].keys() & named[1].keys():
+        for column in ("ms_a_step", "ms_a_call", "seconds"):
+            before, after = (rows_of[name].get(column) for rows_of in named)
+            if before and after:
+                case = " ".join(str(part) for part in name if part is not None)
+                rows.append({"case": case, "old": before, "new": after, "times faster": round(before / after, 2)})
+    show(sorted(rows, key=lambda row: str(row["case"])))
+
+
+def key(row: Row) -> tuple[object, ...]:
+    return row["case"], row.get("networks"), row.get("buffer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed, as ratios against plain code in the same call.")
+    parser.add_argument("--only", default="training,filter,demo", help="which parts, with commas")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--precision", default="auto", help="float32, tf32, bf16 or auto")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="compare two such files and stop")
+    options = parser.parse_args()
+    if options.compare:
+        compare(*options.compare)
+        return
+    device = torch.device(pick_device(options.device))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    machine = f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    print(machine, flush=True)
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "training": lambda: training(device, options.precision),
+        "filter": lambda: filtering(device),
+        "demo": lambda: demo(device, options.precision),
+    }
+    rows: list[Row] = []
+    for part in options.only.split(","):
+        found = parts[part]()
+        show(found)
+        rows += found
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

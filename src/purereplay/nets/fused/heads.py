@@ -1,0 +1,142 @@
+"""What sits on the features in a fused step: the head's layers and the loss, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from purereplay.nets.fused.kernels import cross_entropy_kernel, similarity_gradient_kernel, similarity_kernel
+from purereplay.nets.fused.linear import Beside, Linear, linear_shapes, matmul, power_of_two
+from purereplay.nets.fused.parameters import Parameters
+from purereplay.nets.networks import HEAD
+from purereplay.nets.networks import Head as HeadShape
+
+MAX_OUTPUTS = 256  # widest rows that one tile holds
+_ROWS = 64  # views a program takes
+
+
+def head_shapes(head: HeadShape, n_features: int) -> dict[str, tuple[int, ...]]:
+    hidden = [("hidden", n_features, n_features)] if head.hidden else []
+    return linear_shapes([*hidden, ("output", n_features, head.n_outputs)])
+
+
+class FusedHead(Protocol):
+    """A head with its loss."""
+
+    losses: Tensor  # (K, n): of the last step, per row
+
+    def forward(self, features: Tensor) -> None: ...
+
+    def backward(self, rates: Tensor, beside: Beside, *, gated: bool) -> Tensor:
+        """Adam's step for the head; returns the gradient of the features, zero where `gated` ones are."""
+
+
+class _Layers:
+    """The head's layers: linear, or linear-ReLU-linear."""
+
+    def __init__(self, head: HeadShape, n_rows: int, parameters: Parameters, clip: float | None = None) -> None:
+        self.hidden = Linear(parameters, f"{HEAD}hidden", n_rows, clip=clip) if head.hidden else None
+        self.output = Linear(parameters, f"{HEAD}output", n_rows, clip=clip)
+        self.n_rows, self.n_networks, self.device = n_rows, parameters.half.shape[0], parameters.half.device
+        self.losses = torch.zeros(self.n_networks, n_rows, device=self.device)
+
+    def before_output(self, features: Tensor) -> Tensor:
+        self.features = features
+        return self.hidden.forward(features, relu=True) if self.hidden else features
+
+    def backward_from(self, d: Tensor, rates: Tensor, beside: Beside, gated: bool) -> Tensor:
+        x = self.hidden.out if self.hidden else self.features
+        d_x = self.output.backward(d, gate=x if self.hidden or gated else None)
+        with beside:
+            self.output.update(x, d, rates)
+        if self.hidden is None:
+            return d_x
+        d_features = self.hidden.backward(d_x, gate=self.features if gated else None)
+        with beside:
+            self.hidden.update(self.features, d_x, rates)
+        return d_features
+
+
+class ContrastiveHead(_Layers):
+    """A projection head under NT-Xent."""
+
+    def __init__(self, head: HeadShape, n_rows: int, parameters: Parameters, temperature: float) -> None:
+        super().__init__(head, n_rows, parameters)
+        self.temperature, self.width = temperature, power_of_two(head.n_outputs)
+        # unit vectors need digits, not range
+        unit = torch.float32 if parameters.half.dtype == torch.float32 else torch.float16
+        self.z = torch.zeros(self.n_networks, n_rows, self.width, device=self.device, dtype=unit)
+        self.norm, self.sums = (torch.zeros(self.n_networks, n_rows, device=self.device) for _ in range(2))
+        self.grid = (-(-n_rows // _ROWS), self.n_networks)
+
+    def forward(self, features: Tensor) -> None:
+        x = self.before_output(features)
+        matmul(x, self.output.weight, self.z, bias=self.output.bias, norm=self.norm)
+        similarity_kernel[self.grid](
+            self.z,
+            self.sums,
+            self.losses,
+            self.n_rows,
+            self.z.stride(0),
+            TAU=self.temperature,
+            WIDTH=self.width,
+            ROWS=_ROWS,
+            num_warps=4,
+            num_stages=2,
+        )
+
+    def backward(self, rates: Tensor, beside: Beside, *, gated: bool) -> Tensor:
+        d = self.output.out
+        similarity_gradient_kernel[self.grid](
+            self.z,
+            self.norm,
+            self.sums,
+            d,
+            self.n_rows,
+            self.output.n_out,
+            self.z.stride(0),
+            d.stride(0),
+            d.stride(1),
+            TAU=self.temperature,
+            WIDTH=self.width,
+            ROWS=_ROWS,
+            OTHERS=64,
+            num_warps=4,
+            num_stages=2,
+        )
+        return self.backward_from(d, rates, beside, gated)
+
+
+class SupervisedHead(_Layers):
+    """A classifier's head under cross-entropy."""
+
+    def __init__(
+        self, head: HeadShape, n_rows: int, parameters: Parameters, clip: float | None, labels: Tensor
+    ) -> None:
+        super().__init__(head, n_rows, parameters, clip)
+        self.labels = labels  # (K, n_images)
+        self.index: Tensor  # (K, n_rows): the images of the step, set before it
+        self.logits = torch.zeros(self.n_networks, n_rows, head.n_outputs, device=self.device)
+
+    def forward(self, features: Tensor) -> None:
+        matmul(self.before_output(features), self.output.weight, self.logits, bias=self.output.bias)
+
+    def backward(self, rates: Tensor, beside: Beside, *, gated: bool) -> Tensor:
+        d = self.output.out
+        cross_entropy_kernel[(-(-self.n_rows // 16), self.n_networks)](
+            self.logits,
+            self.labels,
+            self.index,
+            self.losses,
+            d,
+            self.n_rows,
+            self.output.n_out,
+            self.labels.shape[1],
+            d.stride(1),
+            ROWS=16,
+            CLASSES=power_of_two(self.output.n_out),
+            num_warps=4,
+        )
+        return self.backward_from(d, rates, beside, gated)

@@ -1,0 +1,461 @@
+"""Triton kernels of a contrastive step, for K networks at once: views, matrix products, NT-Xent and its gradient, Adam.
+
+Every kernel works on tensors with a leading axis K and gives each network the same operations in the same order
+whatever K is; nothing is summed by atomics. So a network's result does not depend on its company, bit for bit.
+Products take their operands in the working type (bfloat16; float32 for tests) and sum in float32.
+"""
+
+# Triton compiles these bodies itself: annotations other than constexpr mean nothing there.
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def matmul_kernel(
+    a,
+    b,
+    bias,
+    gate,
+    out,
+    norm,
+    n_rows,
+    n_columns,
+    depth,
+    a_network,
+    a_row,
+    a_depth,
+    b_network,
+    b_depth,
+    b_column,
+    bias_network,
+    out_network,
+    out_row,
+    HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """out[k] = f(a[k] @ b[k] + bias[k]); f: ReLU, or zero where `gate` is not positive, or rows scaled to length 1."""
+    network = tl.program_id(1).to(tl.int64)
+    n_column_tiles = tl.cdiv(n_columns, COLUMNS)
+    row = (tl.program_id(0) // n_column_tiles) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % n_column_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    at = tl.arange(0, DEPTH)
+    # masked rather than clamped: Triton then still sees that neighbours are neighbours, and loads them 16 bytes wide
+    real_row, real_column = row < n_rows, column < n_columns
+    a_at = a + network * a_network + row[:, None] * a_row + at[None, :] * a_depth
+    b_at = b + network * b_network + at[:, None] * b_depth + column[None, :] * b_column
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, depth, DEPTH):
+        left = depth - start
+        x = tl.load(a_at, mask=(at[None, :] < left) & real_row[:, None], other=0.0)
+        y = tl.load(b_at, mask=(at[:, None] < left) & real_column[None, :], other=0.0)
+        total = tl.dot(x, y, total, input_precision=PRECISION)
+        a_at += DEPTH * a_depth
+        b_at += DEPTH * b_depth
+    if HAS_BIAS:
+        total += tl.load(bias + network * bias_network + column, mask=real_column, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    place = network * out_network + row[:, None] * out_row + column[None, :]
+    inside = real_row[:, None] & real_column[None, :]
+    if HAS_GATE:
+        total = tl.where(tl.load(gate + place, mask=inside, other=0.0) > 0, total, 0.0)
+    if NORMALISE:  # one tile holds whole rows; columns past the end are 0 and are stored
+        length = tl.maximum(tl.sqrt(tl.sum(total * total, 1)), 1e-12)
+        tl.store(norm + network * n_rows + row, length, mask=real_row)
+        total = total / length[:, None]
+        inside = real_row[:, None] & (column[None, :] < COLUMNS)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def adam(gradient, place, inside, weight, mean, square, half, rates, BETA1, BETA2, EPSILON):
+    """Adam's step for a block of weights at `place`; rates: step size, 1 / sqrt(1 - BETA2^t)."""
+    m = BETA1 * tl.load(mean + place, mask=inside, other=0.0) + (1 - BETA1) * gradient
+    s = BETA2 * tl.load(square + place, mask=inside, other=0.0) + (1 - BETA2) * gradient * gradient
+    w = tl.load(weight + place, mask=inside, other=0.0)
+    w = w - tl.load(rates) * m / (tl.sqrt(s) * tl.load(rates + 1) + EPSILON)
+    tl.store(mean + place, m, mask=inside)
+    tl.store(square + place, s, mask=inside)
+    tl.store(weight + place, w, mask=inside)
+    tl.store(half + place, w.to(half.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def cut(gradient, CLIP: tl.constexpr):
+    """The gradient's values cut to ±CLIP; 0: as it is."""
+    if CLIP > 0:
+        gradient = tl.minimum(tl.maximum(gradient, -CLIP), CLIP)
+    return gradient
+
+
+@triton.jit
+def update_linear_kernel(
+    x,
+    d,
+    weight,
+    mean,
+    square,
+    half,
+    rates,
+    n_rows,
+    n_in,
+    n_out,
+    x_network,
+    x_row,
+    d_network,
+    d_row,
+    p_network,
+    weight_offset,
+    bias_offset,
+    PRECISION: tl.constexpr,
+    CLIP: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    EPSILON: tl.constexpr,
+):
+    """Adam's step for a linear layer: the gradient x[k]ᵀ @ d[k], and d's column sums for the bias, are never stored.
+
+    The last programs of a network take the bias.
+    """
+    network = tl.program_id(1).to(tl.int64)
+    n_out_tiles = tl.cdiv(n_out, OUT)
+    tile_in = tl.program_id(0) // n_out_tiles
+    o = (tl.program_id(0) % n_out_tiles) * OUT + tl.arange(0, OUT)
+    row = tl.arange(0, ROWS)
+    rate = rates + network * 2
+    # pointers of this network: what is added to them then fits 32 bits
+    weight += network * p_network
+    mean += network * p_network
+    square += network * p_network
+    half += network * p_network
+    d_at = d + network * d_network + row[:, None] * d_row + o[None, :]
+    if tile_in * IN < n_in:
+        i = tile_in * IN + tl.arange(0, IN)
+        x_at = x + network * x_network + row[:, None] * x_row + i[None, :]
+        place = weight_offset + i[:, None] * n_out + o[None, :]
+        inside = (i[:, None] < n_in) & (o[None, :] < n_out)
+        total = tl.zeros((IN, OUT), tl.float32)
+        for start in range(0, n_rows, ROWS):
+            real_row = row[:, None] < n_rows - start
+            a = tl.load(x_at, mask=real_row & (i[None, :] < n_in), other=0.0)
+            b = tl.load(d_at, mask=real_row & (o[None, :] < n_out), other=0.0)
+            total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+            x_at += ROWS * x_row
+            d_at += ROWS * d_row
+        total = cut(total, CLIP)
+        adam(total, place, inside, weight, mean, square, half, rate, BETA1, BETA2, EPSILON)
+    else:
+        sums = tl.zeros((OUT,), tl.float32)
+        for start in range(0, n_rows, ROWS):
+            b = tl.load(d_at, mask=(row[:, None] < n_rows - start) & (o[None, :] < n_out), other=0.0)
+            sums += tl.sum(b.to(tl.float32), 0)
+            d_at += ROWS * d_row
+        sums = cut(sums, CLIP)
+        adam(sums, bias_offset + o, o < n_out, weight, mean, square, half, rate, BETA1, BETA2, EPSILON)
+
+
+@triton.jit
+def similarity_kernel(z, sums, losses, n, z_network, TAU: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """NT-Xent of unit rows z[k] (n, WIDTH): per row log Σ_{j≠i} exp(z_i·z_j / τ) into `sums`, and its loss."""
+    network = tl.program_id(1).to(tl.int64)
+    own = z + network * z_network
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    safe = tl.minimum(row, n - 1)
+    zi = tl.load(own + safe[:, None] * WIDTH + column[None, :])
+    top = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, n, ROWS):
+        other = start + tl.arange(0, ROWS)
+        zj = tl.load(own + tl.minimum(other, n - 1)[:, None] * WIDTH + column[None, :])
+        s = tl.dot(zi, tl.trans(zj), input_precision="ieee") / TAU
+        s = tl.where((other[None, :] < n) & (other[None, :] != row[:, None]), s, -float("inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(s - higher[:, None]), 1)
+        top = higher
+    result = top + tl.log(total)
+    partner = tl.load(own + ((safe + n // 2) % n)[:, None] * WIDTH + column[None, :])
+    positive = tl.sum(zi.to(tl.float32) * partner.to(tl.float32), 1) / TAU
+    tl.store(sums + network * n + row, result, mask=row < n)
+    tl.store(losses + network * n + row, result - positive, mask=row < n)
+
+
+@triton.jit
+def similarity_gradient_kernel(
+    z,
+    norm,
+    sums,
+    d,
+    n,
+    n_outputs,
+    z_network,
+    d_network,
+    d_row,
+    TAU: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    OTHERS: tl.constexpr,
+):
+    """The gradient of the mean NT-Xent loss with respect to the rows before they were scaled to length 1, into d[k]."""
+    network = tl.program_id(1).to(tl.int64)
+    own = z + network * z_network
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    safe = tl.minimum(row, n - 1)
+    zi = tl.load(own + safe[:, None] * WIDTH + column[None, :])
+    sum_i = tl.load(sums + network * n + safe)
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(0, n, OTHERS):
+        other = start + tl.arange(0, OTHERS)
+        safe_other = tl.minimum(other, n - 1)
+        zj = tl.load(own + safe_other[:, None] * WIDTH + column[None, :])
+        sum_j = tl.load(sums + network * n + safe_other)
+        s = tl.dot(zi, tl.trans(zj), input_precision="ieee") / TAU
+        share = tl.exp(s - sum_i[:, None]) + tl.exp(s - sum_j[None, :])
+        share = tl.where((other[None, :] < n) & (other[None, :] != row[:, None]), share, 0.0)
+        # a share is about 1/n: times 256 it is well inside the range of float16
+        total = tl.dot((share * 256.0).to(zj.dtype), zj, total, input_precision="ieee")
+    partner = tl.load(own + ((safe + n // 2) % n)[:, None] * WIDTH + column[None, :])
+    g = (total / 256.0 - 2.0 * partner.to(tl.float32)) / (TAU * n)
+    unit = zi.to(tl.float32)
+    g = (g - unit * tl.sum(unit * g, 1)[:, None]) / tl.load(norm + network * n + safe)[:, None]
+    inside = (row[:, None] < n) & (column[None, :] < n_outputs)
+    tl.store(d + network * d_network + row[:, None] * d_row + column[None, :], g.to(d.dtype.element_ty), inside)
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits,
+    labels,
+    index,
+    losses,
+    d,
+    n_rows,
+    n_classes,
+    n_images,
+    d_row,
+    ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """Cross-entropy of logits[k] (n_rows, n_classes) float32 with labels[k][index[k]], and its gradient into d[k]."""
+    network = tl.program_id(1).to(tl.int64)
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CLASSES)
+    real = row < n_rows
+    image = tl.load(index + network * n_rows + row, mask=real, other=0)
+    label = tl.load(labels + network * n_images + image, mask=real, other=0)
+    place = network * n_rows * n_classes + row[:, None] * n_classes + column[None, :]
+    inside = real[:, None] & (column[None, :] < n_classes)
+    x = tl.load(logits + place, mask=inside, other=-float("inf"))
+    x = tl.where(real[:, None], x, 0.0)
+    top = tl.max(x, 1)
+    shares = tl.exp(x - top[:, None])
+    total = tl.sum(shares, 1)
+    hit = column[None, :] == label[:, None]
+    loss = top + tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1)
+    tl.store(losses + network * n_rows + row, loss, mask=real)
+    g = (shares / total[:, None] - hit.to(tl.float32)) / n_rows
+    place = network * n_rows * d_row + row[:, None] * d_row + column[None, :]
+    tl.store(d + place, g.to(d.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def mix(z):
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def uniform(start, position):
+    """`draws.uniforms` at one position of the sequence that begins with `start`."""
+    bits = mix(start + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15) >> 40
+    return bits.to(tl.float32) * 5.9604644775390625e-08  # 2^-24
+
+
+@triton.jit
+def draws_kernel(
+    keys,
+    steps,
+    boxes,
+    colours,
+    n_networks,
+    n_views,
+    area_low,
+    area_high,
+    ratio_low,
+    ratio_high,
+    flip,
+    jitter0,
+    jitter1,
+    jitter2,
+    jitter3,
+    jitter_probability,
+    STREAM: tl.constexpr,
+    TRIES: tl.constexpr,
+    N_NUMBERS: tl.constexpr,
+    JITTER: tl.constexpr,
+    VIEWS: tl.constexpr,
+):
+    """`draws.uniforms`, `views.boxes` and `views.colours` in one pass, for keys (K,) at steps (S,).
+
+    Into boxes (S, K, n_views, 4) and colours (S, K, n_views, 5).
+    """
+    step = tl.load(steps + tl.program_id(1) // n_networks).to(tl.uint64)
+    key = tl.load(keys + tl.program_id(1) % n_networks).to(tl.uint64)
+    start = mix(key ^ mix(step * 0x9E3779B97F4A7C15 + (STREAM + 1)))
+    view = tl.program_id(0) * VIEWS + tl.arange(0, VIEWS)
+    first = view * N_NUMBERS
+    w = tl.zeros((VIEWS,), tl.float32)
+    h = tl.zeros((VIEWS,), tl.float32)
+    fits = tl.zeros((VIEWS,), tl.int1)
+    for i in tl.static_range(TRIES):  # the first box that fits; if none does, the last
+        area = area_low + (area_high - area_low) * uniform(start, first + i)
+        ratio = tl.exp(ratio_low + (ratio_high - ratio_low) * uniform(start, first + TRIES + i))
+        wide, high = tl.sqrt(area * ratio), tl.sqrt(area / ratio)
+        w, h = tl.where(fits, w, wide), tl.where(fits, h, high)
+        fits = fits | ((wide <= 1) & (high <= 1))
+    w, h = tl.minimum(w, 1.0), tl.minimum(h, 1.0)
+    left = uniform(start, first + 2 * TRIES) * (1 - w)
+    top = uniform(start, first + 2 * TRIES + 1) * (1 - h)
+    flipped = uniform(start, first + 2 * TRIES + 2) < flip
+    place, real = tl.program_id(1).to(tl.int64) * n_views + view, view < n_views
+    tl.store(boxes + place * 4, tl.where(flipped, left + w, left), mask=real)
+    tl.store(boxes + place * 4 + 1, tl.where(flipped, -w, w), mask=real)
+    tl.store(boxes + place * 4 + 2, top, mask=real)
+    tl.store(boxes + place * 4 + 3, h, mask=real)
+    if JITTER:
+        last = first + 2 * TRIES + 3
+        tl.store(colours + place * 5, 1 + jitter0 * (2 * uniform(start, last) - 1), mask=real)
+        tl.store(colours + place * 5 + 1, 1 + jitter1 * (2 * uniform(start, last + 1) - 1), mask=real)
+        tl.store(colours + place * 5 + 2, 1 + jitter2 * (2 * uniform(start, last + 2) - 1), mask=real)
+        tl.store(colours + place * 5 + 3, jitter3 * (2 * uniform(start, last + 3) - 1), mask=real)
+        apply = uniform(start, last + 4) < jitter_probability
+        tl.store(colours + place * 5 + 4, apply.to(tl.float32), mask=real)
+
+
+@triton.jit
+def grey(r, g, b):
+    return 0.299 * r + 0.587 * g + 0.114 * b
+
+
+@triton.jit
+def clamp01(x):
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def blend(x, factor, rest):
+    return clamp01(factor * x + rest)
+
+
+@triton.jit
+def read_pixels(image, y0, y1, x0, x1, wy, wx, inside, WIDTH: tl.constexpr):
+    """Bilinear samples of one channel of a uint8 image, in [0, 1]."""
+    a = tl.load(image + y0 * WIDTH + x0, mask=inside, other=0).to(tl.float32)
+    b = tl.load(image + y0 * WIDTH + x1, mask=inside, other=0).to(tl.float32)
+    c = tl.load(image + y1 * WIDTH + x0, mask=inside, other=0).to(tl.float32)
+    d = tl.load(image + y1 * WIDTH + x1, mask=inside, other=0).to(tl.float32)
+    top, bottom = a + (b - a) * wx, c + (d - c) * wx
+    return (top + (bottom - top) * wy) / 255.0
+
+
+@triton.jit
+def hue_channel(value, chroma, hue, OFFSET: tl.constexpr):
+    k = hue + OFFSET
+    k = k - 6.0 * tl.floor(k / 6.0)
+    return value - chroma * clamp01(tl.minimum(k, 4.0 - k))
+
+
+@triton.jit
+def views_kernel(
+    pool,
+    index,
+    boxes,
+    colours,
+    out,
+    n_networks,
+    n_views,
+    pool_network,
+    out_view,
+    out_channel,
+    out_pixel,
+    mean0,
+    mean1,
+    mean2,
+    std0,
+    std1,
+    std2,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PIXELS: tl.constexpr,
+    JITTER: tl.constexpr,
+    ADDITIVE: tl.constexpr,
+):
+    """Crop, flip, jitter and normalise one view a program: `views.make_views` in one pass, from uint8 images.
+
+    pool (K, n, C, H, W); index (S, K, n_views): rows of the pool; boxes (S, K, n_views, 4): where a view begins and how
+    far it goes, in x and in y; colours (S, K, n_views, 5): factors, turn, whether to jitter. out (S, K, n_views, …).
+    """
+    view = tl.program_id(0).to(tl.int64)
+    network = (view // n_views) % n_networks
+    image = pool + network * pool_network + tl.load(index + view) * (CHANNELS * HEIGHT * WIDTH)
+    pixel = tl.arange(0, PIXELS)
+    inside = pixel < HEIGHT * WIDTH
+    x, y = (pixel % WIDTH).to(tl.float32), (pixel // WIDTH).to(tl.float32)
+    x = (tl.load(boxes + view * 4) + tl.load(boxes + view * 4 + 1) * (x + 0.5) / WIDTH) * WIDTH - 0.5
+    y = (tl.load(boxes + view * 4 + 2) + tl.load(boxes + view * 4 + 3) * (y + 0.5) / HEIGHT) * HEIGHT - 0.5
+    x, y = tl.minimum(tl.maximum(x, 0.0), WIDTH - 1.0), tl.minimum(tl.maximum(y, 0.0), HEIGHT - 1.0)
+    x0, y0 = x.to(tl.int32), y.to(tl.int32)
+    x1, y1 = tl.minimum(x0 + 1, WIDTH - 1), tl.minimum(y0 + 1, HEIGHT - 1)
+    wx, wy = x - x0.to(tl.float32), y - y0.to(tl.float32)
+    place = out + view * out_view + pixel * out_pixel
+    r = read_pixels(image, y0, y1, x0, x1, wy, wx, inside, WIDTH)
+    if CHANNELS == 1:
+        tl.store(place, ((r - mean0) / std0).to(out.dtype.element_ty), mask=inside)
+    else:
+        g = read_pixels(image + HEIGHT * WIDTH, y0, y1, x0, x1, wy, wx, inside, WIDTH)
+        b = read_pixels(image + 2 * HEIGHT * WIDTH, y0, y1, x0, x1, wy, wx, inside, WIDTH)
+        if JITTER:
+            brightness, contrast = tl.load(colours + view * 5), tl.load(colours + view * 5 + 1)
+            saturation, turn = tl.load(colours + view * 5 + 2), tl.load(colours + view * 5 + 3)
+            if tl.load(colours + view * 5 + 4) > 0:
+                if ADDITIVE:
+                    r, g, b = clamp01(r + brightness - 1), clamp01(g + brightness - 1), clamp01(b + brightness - 1)
+                    r, g, b = clamp01(r * contrast), clamp01(g * contrast), clamp01(b * contrast)
+                else:
+                    r, g, b = clamp01(r * brightness), clamp01(g * brightness), clamp01(b * brightness)
+                    middle = tl.sum(tl.where(inside, grey(r, g, b), 0.0), 0) / (HEIGHT * WIDTH) * (1 - contrast)
+                    r, g, b = (
+                        clamp01(contrast * r + middle),
+                        clamp01(contrast * g + middle),
+                        clamp01(contrast * b + middle),
+                    )
+                    own = grey(r, g, b) * (1 - saturation)
+                    r, g, b = (
+                        clamp01(saturation * r + own),
+                        clamp01(saturation * g + own),
+                        clamp01(saturation * b + own),
+                    )
+                value = tl.maximum(r, tl.maximum(g, b))
+                chroma = value - tl.minimum(r, tl.minimum(g, b))
+                safe = tl.maximum(chroma, 1e-6)
+                hue = tl.where(value == g, (b - r) / safe + 2.0, (r - g) / safe + 4.0)
+                hue = tl.where(value == r, (g - b) / safe, hue) + 6.0 * turn
+                if ADDITIVE:
+                    chroma = tl.minimum(chroma * saturation, value)
+                r = hue_channel(value, chroma, hue, 5.0)
+                g = hue_channel(value, chroma, hue, 3.0)
+                b = hue_channel(value, chroma, hue, 1.0)
+        tl.store(place, ((r - mean0) / std0).to(out.dtype.element_ty), mask=inside)
+        tl.store(place + out_channel, ((g - mean1) / std1).to(out.dtype.element_ty), mask=inside)
+        tl.store(place + 2 * out_channel, ((b - mean2) / std2).to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,285 @@
+"""The fast training loop on CUDA: a step of K networks as a handful of Triton kernels, many steps as one CUDA graph.
+
+A chunk of steps is one graph: the draws and views of all its steps, then step after step. The networks' products are
+bfloat16 with float32 sums, NT-Xent works on float16 unit vectors, weights and moments are float32. A network's result
+depends neither on the networks beside it nor on how many steps a chunk has.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from purereplay.nets.fused.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
+from purereplay.nets.fused.kernels import draws_kernel, views_kernel
+from purereplay.nets.fused.linear import (
+    Beside,
+    FusedMLP,
+    load_as_they_are,
+    power_of_two,
+    read_as_they_are,
+)
+from purereplay.nets.fused.parameters import BETA1, BETA2, Parameters
+from purereplay.nets.fused.resnet import FusedResNet
+from purereplay.nets.jobs import Contrastive, Job, Trained
+from purereplay.nets.loops import joined_pool
+from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
+from purereplay.nets.resnet import ResNet18
+from purereplay.nets.steps import VIEWS, draw_rows, learning_rate
+from purereplay.nets.views import TRIES, Views
+
+_STEPS_A_CHUNK = 50
+_CHUNK_BYTES = 2**30  # for the views of a chunk
+_MAX_GRID = 65535  # programs along a grid's second axis
+_WORK_SECONDS = 0.1  # of work is queued on the device before the host waits for it
+
+
+def can_train(job: Job) -> bool:
+    """Whether this loop serves such a job."""
+    backbone = job.network.backbone
+    fits = isinstance(backbone, MLP) or (isinstance(backbone, ResNet18) and backbone.width % 2 == 0 and n_rows(job) > 1)
+    return fits and job.network.head.n_outputs <= MAX_OUTPUTS and job.images.shape[1] in (1, 3)
+
+
+def n_rows(job: Job) -> int:
+    """Views, or images, of a network in a step."""
+    size = min(job.recipe.batch_size, job.images.shape[0])
+    if not isinstance(job.recipe, Contrastive):
+        return size
+    return 2 * (size + (job.recipe.replay_size if job.replay is not None else 0))
+
+
+def fused_bytes(job: Job) -> int:
+    """About how much memory one network takes here."""
+    weights = sum(t.numel() for t in job.state.values())
+    pool = (job.images.shape[0] + (0 if job.replay is None else job.replay.shape[0])) * job.images[0].numel()
+    return 14 * weights + pool + n_rows(job) * (4 * job.network.activation_floats() + 128)
+
+
+def backbone_shapes(backbone: Backbone) -> dict[str, tuple[int, ...]]:
+    return FusedMLP.shapes(backbone) if isinstance(backbone, MLP) else FusedResNet.shapes(cast(ResNet18, backbone))
+
+
+def make_backbone(
+    backbone: Backbone, n_rows: int, parameters: Parameters, clip: float | None
+) -> FusedMLP | FusedResNet:
+    if isinstance(backbone, MLP):
+        return FusedMLP(backbone, n_rows, parameters, BACKBONE, clip)
+    half = parameters.half
+    return FusedResNet(
+        cast(ResNet18, backbone), half.shape[0], n_rows, half.device, half.dtype, parameters, BACKBONE, clip
+    )
+
+
+class FusedLoop:
+    """See `loops.Loop`."""
+
+    def __init__(self, jobs: Sequence[Job], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+        job, k = jobs[0], len(jobs)
+        network, recipe = job.network, job.recipe
+        self.device, self.network, self.recipe = device, network, recipe
+        self.n_bytes = k * fused_bytes(job)
+        self.steps_per_epoch, self.n_images = job.steps_per_epoch, job.images.shape[0]
+        self.n_replay = 0 if job.replay is None else job.replay.shape[0]
+        self.n_rows = n_rows(job)
+        shapes = prefixed_shapes(BACKBONE, backbone_shapes(network.backbone))
+        shapes |= prefixed_shapes(HEAD, head_shapes(network.head, network.backbone.n_features))
+        self.parameters = Parameters(shapes, k, device, dtype)
+        self.pool = joined_pool(jobs, device)
+        self.keys, self.start, self.before = (torch.zeros(k, dtype=torch.int64, device=device) for _ in range(3))
+        self.done = torch.zeros((), dtype=torch.int64, device=device)  # steps taken
+        clip = None if isinstance(recipe, Contrastive) else recipe.clip
+        self.backbone = make_backbone(network.backbone, self.n_rows, self.parameters, clip)
+        channels, height, width = job.images.shape[1:]
+        self.pixel = self.backbone.pixel  # numbers from one pixel of a view to the next; 0: channel after channel
+        shape = (height, width, self.pixel) if self.pixel else (channels * height * width,)
+        a_step = k * self.n_rows * math.prod(shape) * dtype.itemsize
+        self.chunk = max(1, min(_STEPS_A_CHUNK, job.n_steps, _CHUNK_BYTES // a_step, _MAX_GRID // k))
+        self.views = torch.zeros(self.chunk, k, self.n_rows, *shape, device=device, dtype=dtype)
+        self.rates = torch.zeros(self.chunk, k, 2, device=device)
+        self.beside = Beside(device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
+        self.pace = 0.0  # seconds a step
+        self.head: ContrastiveHead | SupervisedHead
+        if isinstance(recipe, Contrastive):
+            self.head = ContrastiveHead(network.head, self.n_rows, self.parameters, recipe.temperature)
+        else:
+            labels = torch.zeros(k, self.n_images, dtype=torch.int64, device=device)
+            self.head = SupervisedHead(network.head, self.n_rows, self.parameters, recipe.clip, labels)
+            self.whole = torch.tensor([0.0, 1.0, 0.0, 1.0], device=device)  # a view that is the image
+
+    @torch.no_grad()
+    def load(self, jobs: Sequence[Job]) -> None:
+        state = stack([{n: t.to(self.device) for n, t in j.state.items()} for j in jobs])
+        mean, square = (stack([_moments(j, name, self.device) for j in jobs]) for name in ("mean", "square"))
+        self.backbone.load(*(part(t, BACKBONE) for t in (state, mean, square)))
+        load_as_they_are(self.parameters, HEAD, *(part(t, HEAD) for t in (state, mean, square)))
+        self.parameters.settle()
+        self.pool.copy_(joined_pool(jobs, self.device))
+        for ours, values in (
+            (self.keys, [j.seed for j in jobs]),
+            (self.start, [j.start for j in jobs]),
+            (self.before, [j.steps_before for j in jobs]),
+        ):
+            ours.copy_(torch.tensor(values, dtype=torch.int64))
+        if isinstance(self.head, SupervisedHead):
+            self.head.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
+        self.done.zero_()
+
+    def advance(self, at_most: int) -> int:
+        began = time.perf_counter()
+        n = min(self.chunk, at_most)
+        if self.device.type != "cuda":  # Triton's interpreter: for tests
+            self.run_chunk(n)
+            return n
+        if n not in self.graphs:
+            self.graphs[n] = self._capture(n)
+        times = max(1, min(at_most // n, int(_WORK_SECONDS / (n * self.pace)) if self.pace else 1))
+        for _ in range(times):
+            self.graphs[n].replay()
+        torch.cuda.synchronize(self.device)
+        self.pace = (time.perf_counter() - began) / (n * times)
+        return n * times
+
+    def answers(self, began: float) -> list[Trained]:
+        losses = self.head.losses.mean(1).tolist()
+        steps = self.before + self.done
+        backbone = self.backbone.read()
+        head = read_as_they_are(self.parameters, HEAD)
+        state, mean, square = (prefixed(BACKBONE, b) | prefixed(HEAD, h) for b, h in zip(backbone, head, strict=True))
+        moments = prefixed("mean.", mean) | prefixed("square.", square)
+        share = (time.perf_counter() - began) / len(losses)
+        return [
+            Trained(of_network(state, k), of_network(moments, k) | {"step": steps[k]}, losses[k], share)
+            for k in range(len(losses))
+        ]
+
+    def run_chunk(self, n: int) -> None:
+        """The next n steps, as launches on the current stream."""
+        index = self._prepare(n)
+        for i in range(n):
+            if isinstance(self.head, SupervisedHead):
+                self.head.index = index[i]
+            self._step(self.views[i], self.rates[i])
+
+    def _prepare(self, n: int) -> Tensor:
+        """Draws, views and rates of the next n steps; returns the images drawn, (n, K, batch)."""
+        steps = self.done + torch.arange(n, device=self.device)
+        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps).contiguous()
+        self._make_views(index, steps)
+        rate = learning_rate(self.recipe, steps[:, None], self.steps_per_epoch, self.start).double()
+        t = (self.before + steps[:, None] + 1).double()
+        self.rates[:n, :, 0].copy_(rate / (1 - BETA1**t))
+        self.rates[:n, :, 1].copy_((1 - BETA2**t).rsqrt())
+        self.done += n
+        return index
+
+    def _make_views(self, index: Tensor, steps: Tensor) -> None:
+        """Views of the pool's rows index (S, K, B), two of each, or with labels the images themselves."""
+        channels, height, width = self.pool.shape[2:]
+        additive = jitter = False
+        if isinstance(self.recipe, Contrastive):
+            views = self.recipe.views
+            jitter, additive = views.jitter is not None and channels == 3, views.jitter_kind == "additive"
+            box, colour = draw_views(views, self.n_rows, self.keys, steps)
+            index = torch.cat([index, index], -1)  # rows i and i + B are one image
+        else:
+            box = colour = self.whole.expand(*index.shape, 4).contiguous()
+        mean, std = (3 * tuple(v) if v else 3 * (d,) for v, d in ((self.network.mean, 0.0), (self.network.std, 1.0)))
+        views_kernel[(index.numel(),)](
+            self.pool,
+            index,
+            box,
+            colour,
+            self.views,
+            self.pool.shape[0],
+            self.n_rows,
+            self.pool.stride(0),
+            self.views.stride(2),
+            1 if self.pixel else height * width,
+            self.pixel or 1,
+            *mean[:3],
+            *std[:3],
+            CHANNELS=channels,
+            HEIGHT=height,
+            WIDTH=width,
+            PIXELS=power_of_two(height * width),
+            JITTER=jitter,
+            ADDITIVE=additive,
+            num_warps=4,
+        )
+
+    def _step(self, views: Tensor, rates: Tensor) -> None:
+        self.head.forward(self.backbone.forward(views))
+        d = self.head.backward(rates, self.beside, gated=self.backbone.gates_features)
+        if isinstance(self.backbone, FusedMLP):
+            self.backbone.backward(d, rates, self.beside)
+        else:
+            self.backbone.backward(d, rates)
+        self.beside.join()
+
+    def _capture(self, n: int) -> torch.cuda.CUDAGraph:
+        """The next n steps as a graph; what the warm-up changes is put back."""
+        kept = [t.clone() for t in (self.parameters.weight, self.parameters.mean, self.parameters.square, self.done)]
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.run_chunk(1)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.run_chunk(n)
+        for ours, t in zip(
+            (self.parameters.weight, self.parameters.mean, self.parameters.square, self.done), kept, strict=True
+        ):
+            ours.copy_(t)
+        self.parameters.settle()
+        return graph
+
+
+def _moments(job: Job, which: str, device: torch.device) -> State:
+    """Adam's moments of a job, zeros where it begins."""
+    if job.optimizer is not None:
+        return {name: t.to(device) for name, t in part(job.optimizer, f"{which}.").items()}
+    return {name: torch.zeros_like(t, device=device) for name, t in job.state.items() if is_trained(name)}
+
+
+def draw_views(views: Views, n_views: int, keys: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """`views.boxes` and `views.colours` of the same uniforms as `steps.draw_numbers` gives."""
+    shape = (*steps.shape, *keys.shape, n_views)
+    box = torch.empty(*shape, 4, device=keys.device)
+    colour = torch.empty(*shape, 5, device=keys.device) if views.jitter else box
+    draws_kernel[(-(-n_views // 128), steps.shape[0] * keys.shape[0])](
+        keys,
+        steps,
+        box,
+        colour,
+        keys.shape[0],
+        n_views,
+        *views.area,
+        *(math.log(r) for r in views.ratio),
+        views.flip,
+        *(views.jitter or (0.0, 0.0, 0.0, 0.0)),
+        views.jitter_probability,
+        STREAM=VIEWS,
+        TRIES=TRIES,
+        N_NUMBERS=views.n_numbers,
+        JITTER=views.jitter is not None,
+        VIEWS=128,
+        num_warps=4,
+    )
+    return box, colour
+
+
+def prefixed_shapes(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def of_network(state: State, k: int) -> State:
+    """The k-th network of a stack, as views."""
+    return {name: t[k] for name, t in state.items()}

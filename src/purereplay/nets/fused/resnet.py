@@ -1,0 +1,398 @@
+"""K ResNet-18s trained side by side by hand-written kernels: as `nets/resnet.py` under autograd and Adam.
+
+Images (K, n, size, size, padded channels) go in, features (K, n, n_features) come out; their gradient goes back and
+moves the weights. All buffers are allocated once, so that a step can be captured as a CUDA graph. On the way back the
+output of each convolution is overwritten by its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from purereplay.nets.fused import conv
+from purereplay.nets.fused.conv import Below, Geometry, Packing, Projection
+from purereplay.nets.fused.parameters import Parameters
+from purereplay.nets.resnet import ResNet18
+
+State = dict[str, Tensor]
+OVERLAP = True  # weight gradients run on a second stream, beside the way back
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One convolution and the batch norm behind it."""
+
+    conv: str
+    norm: str
+    geometry: Geometry
+    is_stem: bool = False
+
+    def shape(self) -> tuple[int, ...]:
+        g = self.geometry
+        if not self.is_stem:
+            return (g.kernel**2, g.n_in, g.n_out)
+        packing = Packing.of(g)
+        return (g.kernel, packing.span * packing.pixel, g.n_out)
+
+
+def _plan_stem(backbone: ResNet18) -> _Plan:
+    kernel, stride, padding = (7, 2, 3) if backbone.stem == "imagenet" else (3, 1, 1)
+    geometry = Geometry.of(backbone.channels, backbone.width, backbone.size, kernel, stride, padding)
+    return _Plan("conv1", "bn1", geometry, is_stem=True)
+
+
+def _plan_blocks(backbone: ResNet18) -> Iterator[tuple[_Plan, _Plan, _Plan | None]]:
+    """Per block: first and second convolution, and the projection of the shortcut if it has one."""
+    size = _plan_stem(backbone).geometry.size_out
+    size = -(-size // 2) if backbone.stem == "imagenet" else size
+    for block in backbone._blocks():
+        one = Geometry.of(block.n_in, block.n_out, size, 3, block.stride, 1)
+        two = Geometry.of(block.n_out, block.n_out, one.size_out, 3, 1, 1)
+        first = _Plan(f"{block.name}.conv1", f"{block.name}.bn1", one)
+        second = _Plan(f"{block.name}.conv2", f"{block.name}.bn2", two)
+        projection = None
+        if block.has_projection:
+            past = Geometry.of(block.n_in, block.n_out, size, 1, block.stride, 0)
+            projection = _Plan(f"{block.name}.downsample.0", f"{block.name}.downsample.1", past)
+        yield first, second, projection
+        size = one.size_out
+
+
+class _Layer:
+    """The buffers of a plan: its output `raw`, later its gradient; its norm's table and running statistics."""
+
+    def __init__(
+        self, plan: _Plan, k: int, n: int, device: torch.device, dtype: torch.dtype, parameters: Parameters, prefix: str
+    ) -> None:
+        g = plan.geometry
+        self.plan, self.geometry = plan, g
+        self.offset = parameters.offsets[f"{prefix}{plan.conv}.weight"]
+        norm = f"{prefix}{plan.norm}"
+        self.norm_offsets = (parameters.offsets[f"{norm}.weight"], parameters.offsets[f"{norm}.bias"])
+        self.raw = torch.zeros(k, n, g.size_out, g.size_out, g.n_out, device=device, dtype=dtype)
+        self.table = torch.zeros(k, conv.N_TABLE, g.n_out, device=device)
+        self.running = torch.zeros(k, 2, g.n_out, device=device)
+        self.n, self.n_values = n, n * g.size_out**2
+        kinds = ("stem", "stem_gradient") if plan.is_stem else ("forward", "weight_gradient")
+        self.tiles, self.weight_tiles = (conv.pick_tiles(kind, g, n, dtype) for kind in kinds)
+        self.data_tiles = conv.pick_tiles("data_gradient", g, n, dtype)  # the stem has no use for it
+        self.n_sums = max(
+            2 * g.n_out * conv.n_row_tiles(n, g.size_out, self.tiles),
+            conv.N_SUMS * g.n_in * conv.n_row_tiles(n, g.size_in, self.data_tiles),
+        )
+        self.n_parts = conv.n_weight_parts(kinds[1], g, n, self.weight_tiles)
+        self.part_size = _aligned(math.prod(plan.shape()))
+        self.gradient_offset = 0  # where the parts of the weight's gradient begin, then the norm's, once known
+        self.norm_gradient_offsets = (0, 0)
+
+
+@dataclass
+class _Block:
+    """A residual block: what comes in is the block's before; `hidden` is between its convolutions."""
+
+    first: _Layer
+    second: _Layer
+    projection: _Layer | None
+    hidden: Tensor
+    out: Tensor
+
+    def below(self) -> Below:
+        second, projection = self.second, self.projection
+        if projection is None:
+            return Below(second.raw, second.table, self.out)
+        return Below(second.raw, second.table, self.out, projection.raw, projection.table)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // 16) * 16
+
+
+class FusedResNet:
+    """K networks of one shape and their training step; the weights live in `parameters`, under `prefix` + name."""
+
+    gates_features = False  # its features are means
+
+    def __init__(
+        self,
+        backbone: ResNet18,
+        k: int,
+        n_views: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        parameters: Parameters,
+        prefix: str,
+        clip: float | None = None,
+    ) -> None:
+        if n_views < 2:
+            raise ValueError("batch norm needs at least two views")
+        self.backbone, self.parameters, self.prefix, self.clip = backbone, parameters, prefix, clip
+        own = (k, n_views, device, dtype, parameters, prefix)
+        self.stem = _Layer(_plan_stem(backbone), *own)
+        self.pixel = Packing.of(self.stem.geometry).pixel  # channels of the images, padded
+        self.layers, self.blocks = [self.stem], []
+        for plans in _plan_blocks(backbone):
+            first, second = _Layer(plans[0], *own), _Layer(plans[1], *own)
+            projection = None if plans[2] is None else _Layer(plans[2], *own)
+            hidden, out = torch.zeros_like(first.raw), torch.zeros_like(second.raw)
+            self.blocks.append(_Block(first, second, projection, hidden, out))
+            self.layers += [first, second] if projection is None else [first, second, projection]
+        inside, last = self.blocks[0].first.geometry, self.blocks[-1].out
+        self.start = torch.zeros(k, n_views, inside.size_in, inside.size_in, inside.n_in, device=device, dtype=dtype)
+        self.pools = backbone.stem == "imagenet"
+        self.start_raw = torch.zeros_like(self.start) if self.pools else self.stem.raw
+        self.start_index = torch.zeros_like(self.start, dtype=torch.uint8) if self.pools else None
+        self.features = last.view(k, n_views, -1) if last.shape[2] == 1 else last.new_zeros(k, n_views, last.shape[-1])
+        # gradients on the way back: of a block's output, of its input, of what is between its convolutions
+        most = max(self.start.numel(), *(block.out.numel() for block in self.blocks))
+        self.gradients = [torch.zeros(most, device=device, dtype=dtype) for _ in range(3)]
+        n_sums = max(conv.n_mean_pool_sums(last), *(layer.n_sums for layer in self.layers))
+        self.sums = torch.zeros(k, _aligned(n_sums), device=device)
+        self._lay_out_update(k, device)
+        self.whole: State = {}  # weights of convolutions with unused taps, as they were loaded
+        self.images: Tensor | None = None
+        self.side = torch.cuda.Stream(device) if OVERLAP and device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def _lay_out_update(self, k: int, device: torch.device) -> None:
+        """Where each gradient's parts lie, and a row of `blocks` for each stretch of parameters that Adam updates."""
+        rows: list[tuple[int, int, int, int, int]] = []
+        total = 0
+
+        def place(offset: int, size: int, n_parts: int) -> int:
+            nonlocal total
+            begin, total = total, total + n_parts * size
+            for at in range(0, size, conv.UPDATE_BLOCK):
+                rows.append((offset + at, min(conv.UPDATE_BLOCK, size - at), begin + at, n_parts, size))
+            return begin
+
+        for layer in self.layers:
+            width = _aligned(layer.geometry.n_out)
+            layer.gradient_offset = place(layer.offset, layer.part_size, layer.n_parts)
+            weight, bias = layer.norm_offsets
+            layer.norm_gradient_offsets = (place(weight, width, 1), place(bias, width, 1))
+        self.gradient = torch.zeros(k, total, device=device)
+        self.update_blocks = torch.tensor(rows, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def shapes(backbone: ResNet18) -> dict[str, tuple[int, ...]]:
+        """Every trained tensor and its shape here, by its name in `ResNet18.init`; unused taps are not among them."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        plans = [_plan_stem(backbone), *(plan for block in _plan_blocks(backbone) for plan in block if plan)]
+        for plan in plans:
+            shapes[f"{plan.conv}.weight"] = plan.shape()
+            shapes[f"{plan.norm}.weight"] = shapes[f"{plan.norm}.bias"] = (plan.geometry.n_out,)
+        return shapes
+
+    def load(
+        self, state: Mapping[str, Tensor], mean: Mapping[str, Tensor] | None, square: Mapping[str, Tensor] | None
+    ) -> None:
+        """Take K networks' tensors and Adam's moments (None: zeros), named and shaped as in `ResNet18`, stacked."""
+        p = self.parameters
+        for flat, source in ((p.weight, state), (p.mean, mean), (p.square, square)):
+            for layer in self.layers:
+                plan = layer.plan
+                for name in (f"{plan.conv}.weight", f"{plan.norm}.weight", f"{plan.norm}.bias"):
+                    view = p.view(flat, self.prefix + name)
+                    if source is None:
+                        view.zero_()
+                    elif name.startswith(plan.norm):
+                        view.copy_(source[name])
+                    else:
+                        self._kernel_view(layer, view).copy_(self._used(layer, source[name]))
+        for layer in self.layers:
+            name = f"{layer.plan.conv}.weight"
+            if self._used(layer, state[name]).shape != state[name].shape:
+                self.whole[name] = state[name].to(layer.raw.device, copy=True)
+            layer.running[:, 0].copy_(state[f"{layer.plan.norm}.running_mean"])
+            layer.running[:, 1].copy_(state[f"{layer.plan.norm}.running_var"])
+        p.settle()
+
+    def read(self) -> tuple[State, State, State]:
+        """Copies of what `load` takes: state, mean and square; unused taps as they came, with moments 0."""
+        p = self.parameters
+        state: State = {}
+        mean: State = {}
+        square: State = {}
+        for layer in self.layers:
+            plan = layer.plan
+            for flat, target in ((p.weight, state), (p.mean, mean), (p.square, square)):
+                name = f"{plan.conv}.weight"
+                used = self._kernel_view(layer, p.view(flat, self.prefix + name))
+                if name in self.whole:
+                    target[name] = self.whole[name].clone() if target is state else torch.zeros_like(self.whole[name])
+                    self._used(layer, target[name]).copy_(used)
+                else:
+                    target[name] = used.clone(memory_format=torch.contiguous_format)
+                for name in (f"{plan.norm}.weight", f"{plan.norm}.bias"):
+                    target[name] = p.view(flat, self.prefix + name).clone()
+            state[f"{plan.norm}.running_mean"] = layer.running[:, 0].clone()
+            state[f"{plan.norm}.running_var"] = layer.running[:, 1].clone()
+        return state, mean, square
+
+    @staticmethod
+    def _used(layer: _Layer, weight: Tensor) -> Tensor:
+        """The taps that are trained, of (K, out, in, height, width)."""
+        first, kernel = layer.geometry.first, layer.geometry.kernel
+        return weight[..., first : first + kernel, first : first + kernel]
+
+    @staticmethod
+    def _kernel_view(layer: _Layer, view: Tensor) -> Tensor:
+        """A weight as it is stored here, seen as (K, out, in, height, width)."""
+        g = layer.geometry
+        if layer.plan.is_stem:
+            packing = Packing.of(g)
+            view = view.view(-1, g.kernel, packing.span, packing.pixel, g.n_out)
+            view = view[:, :, packing.lead : packing.lead + g.kernel, : g.n_in]
+        else:
+            view = view.view(-1, g.kernel, g.kernel, g.n_in, g.n_out)
+        return view.permute(0, 4, 3, 1, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of images (K, n, size, size, pixel), normalised over each network's n images."""
+        if not images.is_contiguous():
+            raise ValueError("images must be contiguous")
+        self.images = images
+        self._convolve(self.stem, images)
+        if self.start_index is None:
+            conv.normalise(self.stem.raw, self.stem.table, self.start)
+        else:
+            conv.max_pool(self.stem.raw, self.stem.table, self.start, self.start_raw, self.start_index)
+        x = self.start
+        for block in self.blocks:
+            first, second, projection = block.first, block.second, block.projection
+            self._convolve(first, x)
+            conv.normalise(first.raw, first.table, block.hidden)
+            self._convolve(second, block.hidden)
+            if projection is None:
+                conv.normalise(second.raw, second.table, block.out, x)
+            else:
+                self._convolve(projection, x)
+                conv.normalise(second.raw, second.table, block.out, projection.raw, projection.table)
+            x = block.out
+        if x.shape[2] > 1:
+            conv.mean_pool(x, self.features)
+        return self.features
+
+    def _convolve(self, layer: _Layer, x: Tensor) -> None:
+        launch = conv.stem if layer.plan.is_stem else conv.forward
+        p = self.parameters
+        n_tiles = launch(layer.geometry, layer.tiles, x, p.half, layer.offset, layer.raw, self.sums)
+        conv.statistics(
+            layer.geometry,
+            layer.tiles,
+            self.sums,
+            n_tiles,
+            layer.n,
+            p.weight,
+            layer.norm_offsets,
+            layer.running,
+            layer.table,
+        )
+
+    def backward(self, d_features: Tensor, rates: Tensor) -> None:
+        """From the features' gradient to Adam's step of everything trained; rates (K, 2) as `kernels.adam` has them."""
+        assert self.images is not None and d_features.is_contiguous()
+        g, other, between = self.gradients
+        n_tiles = conv.mean_pool_gradient(
+            d_features, self._shaped(g, self.blocks[-1].out), self.sums, self.blocks[-1].below()
+        )
+        for i in reversed(range(len(self.blocks))):
+            block = self.blocks[i]
+            x = self.blocks[i - 1].out if i else self.start
+            below = self.blocks[i - 1].below() if i else Below(self.start_raw, self.stem.table)
+            n_tiles = self._block_backward(
+                block, x, below, n_tiles, self._shaped(g, block.out), self._shaped(other, x), between
+            )
+            g, other = other, g
+        self._norm_gradient(self.stem, n_tiles, 1)
+        if self.start_index is None:
+            conv.normalise_gradient(self._shaped(g, self.start), self.stem.raw, self.stem.table)
+        else:
+            conv.max_pool_gradient(self._shaped(g, self.start), self.start_index, self.stem.raw, self.stem.table)
+        self._weight_gradient(self.stem, self.images)
+        if self.side is not None:
+            torch.cuda.current_stream(self.sums.device).wait_stream(self.side)
+        conv.update(self.gradient, self.update_blocks, self.parameters, rates, self.clip)
+
+    def _block_backward(
+        self, block: _Block, x: Tensor, below: Below, n_tiles: int, g: Tensor, out: Tensor, between: Tensor
+    ) -> int:
+        """From the gated gradient `g` of a block's output to that of its input x, summed for what is below."""
+        first, second, projection = block.first, block.second, block.projection
+        half = self.parameters.half
+        beside: Projection | None = None
+        self._norm_gradient(second, n_tiles, 1)
+        if projection is None:
+            conv.normalise_gradient(g, second.raw, second.table)
+        else:
+            beside = Projection(projection.geometry, projection.raw, projection.offset)
+            self._norm_gradient(projection, n_tiles, 2)
+            conv.normalise_gradient(g, second.raw, second.table, projection.raw, projection.table)
+        with self._aside():
+            self._weight_gradient(second, block.hidden)
+            if projection is not None:
+                self._weight_gradient(projection, x)
+        hidden = self._shaped(between, block.hidden)
+        n_tiles = conv.data_gradient(
+            second.geometry,
+            second.data_tiles,
+            second.raw,
+            half,
+            second.offset,
+            hidden,
+            self.sums,
+            Below(first.raw, first.table),
+        )
+        self._norm_gradient(first, n_tiles, 1)
+        conv.normalise_gradient(hidden, first.raw, first.table)
+        with self._aside():
+            self._weight_gradient(first, x)
+        return conv.data_gradient(
+            first.geometry,
+            first.data_tiles,
+            first.raw,
+            half,
+            first.offset,
+            out,
+            self.sums,
+            below,
+            residual=g if projection is None else None,
+            projection=beside,
+        )
+
+    def _norm_gradient(self, layer: _Layer, n_tiles: int, which: int) -> None:
+        conv.gradient_statistics(
+            self.sums, n_tiles, which, layer.n_values, layer.table, self.gradient, layer.norm_gradient_offsets
+        )
+
+    def _weight_gradient(self, layer: _Layer, x: Tensor) -> None:
+        launch = conv.stem_gradient if layer.plan.is_stem else conv.weight_gradient
+        launch(
+            layer.geometry,
+            layer.weight_tiles,
+            x,
+            layer.raw,
+            self.gradient,
+            layer.gradient_offset,
+            layer.part_size,
+            layer.n_parts,
+        )
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is launched here may run beside what follows, until the streams are joined."""
+        if self.side is None:
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream(self.sums.device))
+        with torch.cuda.stream(self.side):
+            yield
+
+    @staticmethod
+    def _shaped(buffer: Tensor, like: Tensor) -> Tensor:
+        return buffer[: like.numel()].view(like.shape)

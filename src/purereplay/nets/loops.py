@@ -1,0 +1,199 @@
+"""The plain training loop: K stacked networks stepped by autograd and PyTorch's Adam, on any device.
+
+On CUDA one step is captured as a graph and replayed, with the learning rate and all draws on the device. It serves
+every network and recipe; `fused` has a faster loop for some of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from purereplay.nets.jobs import Contrastive, Job, Trained
+from purereplay.nets.networks import is_trained, stack, unstack
+from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, learning_rate, supervised_loss
+
+log = logging.getLogger(__name__)
+
+Precision = Literal["float32", "tf32", "bf16"]
+_DRAWN_AT_ONCE = 32  # steps whose random numbers are drawn in one go
+_DRAWN_BYTES = 2**27  # and at most this much memory for them
+_REPLAYS_AT_ONCE = 50  # steps between two looks at the clock on CUDA
+
+
+class Loop(Protocol):
+    """K networks of one shape with everything that their step reads and writes, in place."""
+
+    n_bytes: int
+
+    def load(self, jobs: Sequence[Job]) -> None:
+        """Put the jobs' networks, moments, images and keys in the places that the step uses."""
+
+    def advance(self, at_most: int) -> int:
+        """Take some steps; returns how many."""
+
+    def answers(self, began: float) -> list[Trained]:
+        """Every job's network, moments and last loss, and its share of the time since then."""
+
+
+def joined_pool(jobs: Sequence[Job], device: torch.device) -> Tensor:
+    """The jobs' images, D and then P, uint8 (K, n + m, C, H, W)."""
+    pools = [j.images if j.replay is None else torch.cat([j.images, j.replay]) for j in jobs]
+    return torch.stack(pools).to(device)
+
+
+def network_bytes(job: Job) -> int:
+    """About how much memory one network of this job takes: weights, gradients, moments, images and activations."""
+    weights = sum(t.numel() for t in job.state.values())
+    image = job.images[0].numel()
+    pool = (job.images.shape[0] + (0 if job.replay is None else job.replay.shape[0])) * image
+    if isinstance(job.recipe, Contrastive):
+        views = 2 * (min(job.recipe.batch_size, job.images.shape[0]) + job.recipe.replay_size)
+        interpolation = job.images.shape[-1] ** 2 + job.images.shape[-2] ** 2
+        work = views * (job.network.activation_floats() + 6 * image + 3 * interpolation + 4 * views)
+    else:
+        work = job.recipe.batch_size * (job.network.activation_floats() + image)
+    return 4 * (4 * weights + pool + work)
+
+
+def drawn_at_once(job: Job, k: int) -> int:
+    """How many steps' draws a loop of k such jobs keeps."""
+    numbers = 2 * (job.recipe.batch_size + (job.recipe.replay_size if isinstance(job.recipe, Contrastive) else 0))
+    numbers *= job.recipe.views.n_numbers if isinstance(job.recipe, Contrastive) else 1
+    return max(1, min(_DRAWN_AT_ONCE, job.n_steps, _DRAWN_BYTES // (k * numbers * 8 * 4)))
+
+
+class PlainLoop:
+    """See `Loop`."""
+
+    def __init__(self, jobs: Sequence[Job], device: torch.device, precision: Precision) -> None:
+        job = jobs[0]
+        self.device = device
+        self.n_bytes = len(jobs) * network_bytes(job)
+        self.network, self.recipe, self.steps_per_epoch = job.network, job.recipe, job.steps_per_epoch
+        self.n_images, self.n_replay = job.images.shape[0], 0 if job.replay is None else job.replay.shape[0]
+        self.lowered = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+        self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
+        self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}
+        on_cuda = device.type == "cuda"
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = torch.optim.Adam(list(self.parameters.values()), lr=self.rate, fused=True, capturable=on_cuda)
+        for p in self.parameters.values():
+            zero = torch.zeros((), device=device)
+            self.optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        self.pool = joined_pool(jobs, device).float() / 255
+        self.labels = (
+            None if job.labels is None else torch.stack([j.labels for j in jobs if j.labels is not None]).to(device)
+        )
+        self.keys = torch.zeros(len(jobs), dtype=torch.int64, device=device)
+        self.start = torch.zeros((), dtype=torch.int64, device=device)
+        self.loss = torch.zeros(len(jobs), device=device)
+        self.n_drawn = drawn_at_once(job, len(jobs))
+        self.done = 0
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # of the draws at hand, the next step's
+        self._draw()
+        self.graph = self._capture() if on_cuda else None
+
+    @torch.no_grad()
+    def load(self, jobs: Sequence[Job]) -> None:
+        job, device = jobs[0], self.device
+        for name, t in self.state.items():
+            t.copy_(torch.stack([j.state[name].to(device) for j in jobs]))
+        for name, p in self.parameters.items():
+            moments = self.optimizer.state[p]
+            for ours, theirs in (("exp_avg", "mean"), ("exp_avg_sq", "square")):
+                if job.optimizer is None:
+                    moments[ours].zero_()
+                else:
+                    given = [j.optimizer[f"{theirs}.{name}"].to(device) for j in jobs if j.optimizer is not None]
+                    moments[ours].copy_(torch.stack(given))
+            moments["step"].fill_(job.steps_before)
+        self.pool.copy_(joined_pool(jobs, device).float() / 255)
+        if self.labels is not None:
+            self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
+        self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))
+        self.start.fill_(job.start)
+        self.done = 0
+
+    def advance(self, at_most: int) -> int:
+        at = self.done % self.n_drawn
+        if at == 0:
+            self._draw()
+        if self.graph is None:
+            self._step()
+            self.done += 1
+            return 1
+        n = min(at_most, _REPLAYS_AT_ONCE, self.n_drawn - at)
+        for _ in range(n):
+            self.graph.replay()
+        torch.cuda.synchronize(self.device)
+        self.done += n
+        return n
+
+    def answers(self, began: float) -> list[Trained]:
+        losses = self.loss.tolist()
+        step = self.optimizer.state[next(iter(self.parameters.values()))]["step"].long()
+        per_network = {}
+        for name, p in self.parameters.items():
+            per_network[f"mean.{name}"] = self.optimizer.state[p]["exp_avg"]
+            per_network[f"square.{name}"] = self.optimizer.state[p]["exp_avg_sq"]
+        state = {name: t.detach() for name, t in self.state.items()}
+        share = (time.perf_counter() - began) / len(losses)
+        return [
+            Trained(unstack(state, k), unstack(per_network, k) | {"step": step.clone()}, losses[k], share)
+            for k in range(len(losses))
+        ]
+
+    def _draw(self) -> None:
+        """The draws and rates of the next steps; into the same places each time, where the captured step reads them."""
+        steps = torch.arange(self.done, self.done + self.n_drawn, device=self.device)
+        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps)
+        new = [learning_rate(self.recipe, steps, self.steps_per_epoch, self.start), index]
+        if isinstance(self.recipe, Contrastive):
+            new.append(draw_numbers(self.recipe, index.shape[-1], self.keys, steps))
+        if not hasattr(self, "drawn"):
+            self.drawn = [t.clone() for t in new]
+        for ours, t in zip(self.drawn, new, strict=True):
+            ours.copy_(t)
+        self.cursor.zero_()
+
+    def _step(self) -> None:
+        rate, index, *numbers = (t.index_select(0, self.cursor)[0] for t in self.drawn)
+        self.rate.copy_(rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        if isinstance(self.recipe, Contrastive):
+            loss = contrastive_loss(self.network, self.state, self.recipe, self.pool, index, numbers[0], self.lowered)
+        else:
+            assert self.labels is not None
+            loss = supervised_loss(self.network, self.state, self.pool, self.labels, index, self.lowered)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        if not isinstance(self.recipe, Contrastive) and self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.recipe.clip)
+        self.optimizer.step()
+        self.loss.copy_(loss.detach())
+        self.cursor += 1
+
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        """The step as a CUDA graph; None, with a warning, where it cannot be captured. `load` undoes the warm-up."""
+        try:
+            side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self.cursor.zero_()
+                    self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step()
+            return graph
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            log.warning("the training step could not be captured as a CUDA graph, the plain loop runs: %s", error)
+            return None
