@@ -45,17 +45,32 @@ JITTER = Views(jitter=(0.5, 0.5, 0.5, 0.2))
 class Case:
     """A network and the images of one delayed buffer."""
 
-    def __init__(self, name: str, network: Network, shape: tuple[int, int, int], n: int, plain: Callable) -> None:
-        self.name, self.network, self.n, self.plain = name, network, n, plain
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        shape: tuple[int, int, int],
+        n: int,
+        plain: Callable,
+        *,
+        with_replay: bool = False,  # a base's step: half of D, half of P
+    ) -> None:
+        self.name, self.network, self.n, self.plain, self.with_replay = name, network, n, plain, with_replay
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
         self.views = JITTER if shape[0] == 3 else Views()
 
     def jobs(self, k: int, n_steps: int, device: torch.device) -> list[Job]:
         recipe = Contrastive(epochs=n_steps, batch_size=self.n, views=self.views)
+        if self.with_replay:
+            half = self.n // 2
+            recipe = Contrastive(epochs=max(1, n_steps // 2), batch_size=half, replay_size=half, views=self.views)
         images = self.images.to(device)
+        replay = images if self.with_replay else None
         states = [{name: t.to(device) for name, t in self.network.init(i).items()} for i in range(k)]
-        return [Job("bench", self.network, state, recipe, images, seed=i) for i, state in enumerate(states)]
+        return [
+            Job("bench", self.network, state, recipe, images, seed=i, replay=replay) for i, state in enumerate(states)
+        ]
 
     def multiplications(self) -> float | None:
         """Floating-point operations of the perceptron's products in one step; None for a ResNet."""
@@ -74,6 +89,14 @@ CASES = [
         "mlp digits", Network(MLP(64, (256, 256)), Head(256, hidden=True)), (1, 8, 8), 100, lambda: perceptron(64, 256)
     ),
     Case("mlp mnist", Network(MLP(784), Head(256, hidden=True)), (1, 28, 28), 300, lambda: perceptron(784, 512)),
+    Case(
+        "mlp mnist, base",
+        Network(MLP(784), Head(256, hidden=True)),
+        (1, 28, 28),
+        300,
+        lambda: perceptron(784, 512),
+        with_replay=True,
+    ),
     Case("resnet18", Network(ResNet18(), Head(256, hidden=True)), (3, 32, 32), 500, lambda: resnet18("imagenet")),
     Case(
         "resnet18 3x3",
@@ -130,7 +153,7 @@ def side_by_side(
     engine.train(jobs)  # warm-up: memory, compilation, capture
     ours, others = [], []
     for _ in range(3):
-        ours.append(seconds(lambda: engine.train(jobs), device) / n_steps)
+        ours.append(seconds(lambda: engine.train(jobs), device) / jobs[0].n_steps)
         others.append(seconds(lambda: [plain.step() for _ in range(n_plain)], device) / n_plain)
     return min(ours), min(others)
 

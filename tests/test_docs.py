@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.datasets import load_digits
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md", "docs/walkthrough.md")]
+DOCUMENTS.append(ROOT / "docs" / "performance.md")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
@@ -83,5 +85,38 @@ def test_reproduced_numbers_are_those_of_the_result_files():
             values = 100 * np.array([r[MEASURES[name]] for r in results])
             assert said == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}", name
             checked += 1
+        for name, said in re.findall(r"^\| ([^|]+), here \| ([^\n]+) \|$", section, re.MULTILINE):
+            cells = [cell.strip() for cell in said.split("|")]
+            assert cells == by_noise(results, MEASURES[name]), name
+            checked += len(cells)
         assert len(results) >= 3
-    assert checked >= 5
+    assert checked >= 15
+
+
+def by_noise(results: list[dict], measure: str) -> list[str]:
+    """The cells of a table with a column for each noise of the paper, and their mean."""
+    cells, means = [], []
+    for noise, rate in (
+        ("symmetric", 0.2),
+        ("symmetric", 0.4),
+        ("symmetric", 0.6),
+        ("asymmetric", 0.2),
+        ("asymmetric", 0.4),
+    ):
+        values = 100 * np.array([r[measure] for r in results if (r["noise"], r["noise_rate"]) == (noise, rate)])
+        cells.append(f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""))
+        means.append(values.mean())
+    return [*cells, f"{np.mean(means):.1f}"]
+
+
+def test_the_cost_of_precision_is_that_of_the_result_files():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    folder = ROOT / "results" / "mnist-fast-and-plain"
+    found = {}
+    for precision in ("bf16", "float32"):
+        files = [json.loads((folder / f"{precision}-seed-{seed}.json").read_text()) for seed in range(1, 9)]
+        assert all(r["precision"] == precision for r in files)
+        found[precision] = 100 * np.array([r["accuracy"] for r in files])
+        row = f"| {precision} | {found[precision].mean():.1f} ± {found[precision].std(ddof=1):.1f} | "
+        assert row + ", ".join(f"{v:.1f}" for v in found[precision]) + " |" in text
+    assert f"p = {stats.ttest_rel(found['bf16'], found['float32']).pvalue:.2f}" in text

@@ -281,6 +281,19 @@ def test_wrong_lists_are_one_sentence(tmp_path, name, text, sentence):
         combinations(lists | {name: text}, {}, device="cpu", precision="auto", out=tmp_path)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_a_run_ends_with_the_same_bits_alone_and_in_a_sweep(tmp_path):
+    lists = {"dataset": "digits", "noise": "symmetric:0.2,symmetric:0.4", "noise_rate": "0", "episode": "A"}
+    lists |= {"learner": "spr", "preset": "demo", "budget": "0.1", "seed": "1,2"}
+    runs = combinations(lists, {}, device="cuda", precision="bf16", out=tmp_path)
+    engine = Engine(torch.device("cuda"), precision="bf16")
+    together = [prepare(s, path, engine=engine) for path, s in runs.items()]
+    results = drive_together([e.running() for e in together], engine, [e.account for e in together])
+    for (path, settings), result in zip(runs.items(), results, strict=True):
+        alone = prepare(settings, tmp_path / "alone" / path.name).go()
+        assert {k: v for k, v in alone.items() if k != "seconds"} == {k: v for k, v in result.items() if k != "seconds"}
+
+
 def test_every_noise_may_bring_its_own_rate(tmp_path):
     lists = {"dataset": "mnist", "noise": "symmetric:0.6,asymmetric:0.2", "noise_rate": "0.4", "episode": "A"}
     lists |= {"learner": "spr", "preset": "demo", "budget": "1", "seed": "1,2"}
@@ -304,7 +317,7 @@ def test_estimate_counts_and_times(tmp_path):
     settings = tiny()
     experiment = prepare(settings, tmp_path / "run")
     guess = estimate(settings, experiment.learner, experiment.stream.task_ends)
-    assert guess.plan == experiment.plan and guess.memory > 0 and 1 <= guess.side_by_side <= 16
+    assert guess.plan == experiment.plan and guess.memory > 0 and 1 <= guess.side_by_side <= guess.fit["expert"] <= 16
     assert guess.seconds == pytest.approx(sum(guess.seconds_per_step[p] * n for p, n in guess.plan.steps.items()))
 
 

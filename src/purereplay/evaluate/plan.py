@@ -32,7 +32,8 @@ class Estimate(NamedTuple):
     plan: Plan
     seconds_per_step: dict[str, float]  # of one network, by phase, measured here and now
     side_by_side: int  # experts trained at once
-    memory: int  # bytes that their training takes
+    fit: dict[str, int]  # by phase: how many networks could be trained at once in the memory there is
+    memory: int  # bytes that training takes, all phases together
     seconds: float
 
 
@@ -56,13 +57,13 @@ def estimate(settings: RunSettings, learner: SPR, task_ends: tuple[int, ...]) ->
     counted = plan(settings.options, task_ends)
     jobs = _sample_jobs(learner)
     engine = Engine(learner.engine.device, precision=settings.precision)
-    together = min(settings.lookahead, max(1, counted.n_buffers), engine.side_by_side(jobs["expert"]))
-    speeds = {}
-    for phase, job in jobs.items():
-        k = together if phase == "expert" else 1
-        speeds[phase] = _seconds_per_step(engine, job, k) / k
+    fit = {phase: engine.side_by_side(job) for phase, job in jobs.items()}
+    a_task = -(-counted.n_buffers // len(task_ends))  # buffers are taken ahead up to the end of a task
+    together = {"expert": min(settings.lookahead, a_task, fit["expert"]), "base": 1, "finetune": 1}
+    speeds = {phase: _seconds_per_step(engine, job, together[phase]) / together[phase] for phase, job in jobs.items()}
+    memory = sum(together[phase] * engine.bytes_for(job) for phase, job in jobs.items())
     seconds = sum(speeds[phase] * counted.steps[phase] for phase in PHASES)
-    return Estimate(counted, speeds, together, together * engine.bytes_for(jobs["expert"]), seconds)
+    return Estimate(counted, speeds, together["expert"], fit, memory, seconds)
 
 
 def _sample_jobs(learner: SPR) -> dict[str, Job]:

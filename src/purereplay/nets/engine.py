@@ -23,6 +23,7 @@ import torch
 from purereplay.errors import Interrupted, UserError
 from purereplay.nets.jobs import Asks, Job, Result, Trained
 from purereplay.nets.loops import Loop, PlainLoop, Precision, network_bytes
+from purereplay.nets.perceptron import PerceptronLoop, can_train
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ class Engine:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
             if self._fused and self._is_fused(jobs[0]):
                 loop = self._fused.FusedLoop(jobs, self.device)
+            elif self.device.type == "cpu" and self.precision == "float32" and can_train(jobs[0]):
+                loop = PerceptronLoop(jobs)
             else:
                 loop = PlainLoop(jobs, self.device, self.precision)
         self._loops[key] = loop

@@ -133,8 +133,9 @@ def estimate(settings: RunSettings) -> None:
     out.print(table)
     out.print(
         f"about [bold]{duration(guess.seconds)}[/bold] on {experiments.device_name(engine.device)}, "
-        f"{guess.side_by_side} experts side by side in about {guess.memory / 2**20:,.0f} MiB"
+        f"{guess.side_by_side} experts side by side, in about {guess.memory / 2**20:,.0f} MiB"
     )
+    out.print(f"the memory allowed would hold {guess.fit['expert']:,} experts or {guess.fit['base']:,} bases at once")
 
 
 def datasets() -> None:
