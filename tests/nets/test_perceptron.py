@@ -1,0 +1,216 @@
+"""The written-out step against the plain loop's autograd, and what threads must not change."""
+
+import math
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from purereplay.nets import perceptron
+from purereplay.nets.engine import Engine
+from purereplay.nets.jobs import Contrastive, Job
+from purereplay.nets.loops import PlainLoop
+from purereplay.nets.networks import MLP, Head, Network
+from purereplay.nets.perceptron import PerceptronLoop, can_train
+from purereplay.nets.resnet import ResNet18
+from purereplay.nets.views import Views
+
+CPU = torch.device("cpu")
+ALL = Contrastive(epochs=6, batch_size=12, learning_rate=1e-3, warm_epochs=1)
+HALVES = Contrastive(epochs=3, batch_size=6, replay_size=6, learning_rate=1e-3)
+COLOUR = replace(ALL, views=Views(jitter=(0.5, 0.5, 0.5, 0.2)))
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads, and sets it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidden=(16, 20)) -> list[Job]:
+    generator = torch.Generator().manual_seed(7)
+    channels = shape[0]
+    scale = {"mean": (0.4,) * channels, "std": (0.3,) * channels} if normalised else {}
+    network = Network(MLP(math.prod(shape), hidden), head or Head(8, hidden=True), **scale)
+    jobs = []
+    for i in range(k):
+        images, replay = (torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator) for n in (12, 9))
+        more = {"replay": replay} if recipe.replay_size else {}
+        jobs.append(Job("test", network, network.init(i), recipe, images, seed=50 + i, **more))
+    return jobs
+
+
+def train(loop, jobs):
+    loop.load(jobs)
+    done = 0
+    while done < jobs[0].n_steps:
+        done += loop.advance(jobs[0].n_steps - done)
+    assert done == jobs[0].n_steps
+    return loop.answers(time.perf_counter())
+
+
+def same_bits(some, others):
+    for a, b in zip(some, others, strict=True):
+        assert a.loss == b.loss
+        for ours, theirs in ((a.state, b.state), (a.optimizer, b.optimizer)):
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def close(some, others):
+    for a, b in zip(some, others, strict=True):
+        assert math.isclose(a.loss, b.loss, rel_tol=1e-4)
+        assert a.optimizer.keys() == b.optimizer.keys() and int(a.optimizer["step"]) == int(b.optimizer["step"])
+        for name, t in b.state.items():
+            torch.testing.assert_close(a.state[name], t, rtol=1e-4, atol=2e-5)
+            for moment in (f"mean.{name}", f"square.{name}"):
+                torch.testing.assert_close(a.optimizer[moment], b.optimizer[moment], rtol=1e-3, atol=1e-6)
+
+
+CASES = {
+    "all of D": {},
+    "halves of D and P": {"recipe": HALVES},
+    "distinct replay": {"recipe": replace(HALVES, replay_distinct=True)},
+    "linear head": {"head": Head(8)},
+    "one hidden layer": {"hidden": (16,)},
+    "wide projections": {"head": Head(40, hidden=True)},
+    "colours": {"recipe": COLOUR, "shape": (3, 6, 6)},
+    "colours without jitter": {"shape": (3, 5, 6)},
+    "normalised": {"normalised": True},
+    "another temperature": {"recipe": replace(ALL, temperature=0.1)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("k", [1, 3])
+def test_steps_equal_the_plain_loops(case, k, threads):
+    jobs = make_jobs(k, **CASES[case])
+    plain = train(PlainLoop(jobs, CPU, "float32"), jobs)
+    for n_threads in (1, 2):
+        threads(n_threads)
+        close(train(PerceptronLoop(jobs), jobs), plain)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_of_one_step_is_autograds(case):
+    """Adam's first mean is a tenth of the gradient."""
+    jobs = [replace(job, recipe=replace(job.recipe, epochs=1)) for job in make_jobs(2, **CASES[case])]
+    plain, ours = PlainLoop(jobs, CPU, "float32"), PerceptronLoop(jobs)
+    for loop in (plain, ours):
+        loop.load(jobs)
+        loop.advance(1)
+    for a, b in zip(ours.answers(0.0), plain.answers(0.0), strict=True):
+        for name in a.state:
+            expected = b.optimizer[f"mean.{name}"]
+            error = (a.optimizer[f"mean.{name}"] - expected).norm()
+            assert error <= 1e-4 * expected.norm() + 1e-9
+
+
+@pytest.mark.parametrize("k", [2, 5, 8])
+def test_threads_share_any_number_of_networks(k, threads, monkeypatch):
+    monkeypatch.setattr(perceptron, "_GROUP_FLOATS", 2 * 24 * 20)  # two networks in a group
+    jobs = make_jobs(k)
+    alone = [train(PerceptronLoop([job]), [job])[0] for job in jobs]
+    threads(2)
+    loop = PerceptronLoop(jobs)
+    first = train(loop, jobs)
+    assert [len(group.keys) for group in loop.groups] == {2: [1, 1], 5: [1, 1, 1, 2], 8: [2, 2, 2, 2]}[k]
+    close(first, alone)
+    for _ in range(3):
+        same_bits(train(PerceptronLoop(jobs), jobs), first)
+    same_bits(train(loop, jobs), first)
+    assert torch.get_num_threads() == 2 and threading.active_count() == 1
+
+
+def test_few_networks_on_many_threads_have_several_each(threads):
+    threads(4)
+    seen = []
+
+    class Seen(perceptron._Turns):
+        def work(self):
+            super().work()
+            seen.append(torch.get_num_threads())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(perceptron, "_Turns", Seen)
+        jobs = make_jobs(2)
+        train(PerceptronLoop(jobs), jobs)
+    assert set(seen) == {2} and torch.get_num_threads() == 4
+
+
+def test_a_loop_that_is_used_again_remembers_nothing(threads):
+    threads(2)
+    jobs, others = make_jobs(3, HALVES), [replace(j, seed=9 + j.seed) for j in make_jobs(3, HALVES)]
+    loop = PerceptronLoop(jobs)
+    first = train(loop, jobs)
+    train(loop, others)
+    same_bits(train(loop, jobs), first)
+    threads(1)  # groups are made anew for another number of threads
+    same_bits(train(loop, jobs), train(PerceptronLoop(jobs), jobs))
+
+
+def test_the_optimizer_goes_on(threads):
+    threads(2)
+    jobs = make_jobs(3)
+    first = train(PerceptronLoop(jobs), jobs)
+    onward = [replace(j, state=t.state, optimizer=t.optimizer, start=2) for j, t in zip(jobs, first, strict=True)]
+    close(train(PerceptronLoop(onward), onward), train(PlainLoop(onward, CPU, "float32"), onward))
+
+
+def test_an_interrupt_leaves_no_thread_at_work(threads):
+    threads(2)
+
+    def stop(progress):
+        assert 0 < progress.done < progress.total
+        raise InterruptedError
+
+    jobs = make_jobs(3, replace(ALL, epochs=100_000))
+    engine = Engine(CPU, watch=stop)
+    with pytest.raises(InterruptedError):
+        engine.train(jobs)
+    assert threading.active_count() == 1 and torch.get_num_threads() == 2
+    short = make_jobs(3)
+    close(engine.train(short), train(PlainLoop(short, CPU, "float32"), short))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_fails_in_a_thread_surfaces(which, error, threads, monkeypatch):
+    threads(2)
+    jobs = make_jobs(2, replace(ALL, epochs=100_000))
+    loop = PerceptronLoop(jobs)
+    loop.load(jobs)
+    loop.advance(1)
+
+    def fail():
+        raise error("here")
+
+    monkeypatch.setattr(loop.groups[which], "_step", fail)
+    with pytest.raises(error):
+        loop.advance(100_000)
+    assert threading.active_count() == 1 and torch.get_num_threads() == 2
+    assert loop.groups[1 - which].done < 50_000  # the other did not go on to its end
+
+
+def test_a_call_returns_after_about_a_tenth_of_a_second():
+    jobs = make_jobs(2, replace(ALL, epochs=100_000))
+    loop = PerceptronLoop(jobs)
+    loop.load(jobs)
+    loop.advance(100_000)
+    assert loop.advance(1) == 1 and loop.advance(3) <= 3
+    n = loop.advance(100_000)
+    assert 1 < n < 10_000
+
+
+def test_the_loop_is_chosen_for_perceptrons_without_labels_in_full_precision():
+    [job] = make_jobs(1)
+    resnet = Network(ResNet18(channels=1, size=6, stem="small", width=4), Head(8))
+    assert can_train(job) and not can_train(replace(job, network=resnet, state=resnet.init(0)))
+    engines = {precision: Engine(CPU, precision=precision) for precision in ("float32", "tf32")}
+    for engine in engines.values():
+        engine.train([job])
+    kinds = {precision: type(next(iter(engine._loops.values()))) for precision, engine in engines.items()}
+    assert kinds == {"float32": PerceptronLoop, "tf32": PlainLoop}
