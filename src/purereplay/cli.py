@@ -34,7 +34,13 @@ Noise = Annotated[
 ]
 NoiseRate = Annotated[float, typer.Option(help="Share of wrong labels in each touched class, 0 to 1.")]
 Episode = Annotated[str, typer.Option(help="Which classes form the tasks: A (the paper's), B or C.")]
-LearnerName = Annotated[str, typer.Option("--learner", help="Who learns: spr.")]
+LearnerName = Annotated[
+    str,
+    typer.Option(
+        "--learner",
+        help="Who learns: spr; its parts self-replay, self-centered-filter; finetune, crs, prs, mir, gdumb, multitask.",
+    ),
+]
 Preset = Annotated[
     str, typer.Option(help="default, paper, reference, quick or demo; `purereplay settings` shows them.")
 ]
@@ -176,22 +182,28 @@ def demo(
 ) -> None:
     """Self-Purified Replay on 1,797 handwritten digits, 40 % of the labels wrong: about a minute, no download.
 
+    Two rivals then learn the same stream: plain replay (crs) and GDumb.
+
     Example:
 
         purereplay demo
     """
     from purereplay.evaluate.results import RunDirectory, read_json
-    from purereplay.report import console
+    from purereplay.report import compare, console
 
-    if (out / "settings.json").exists():
-        earlier = read_json(out / "settings.json", "")  # perhaps of another version, so only looked at
-        if (earlier.get("dataset"), earlier.get("preset")) != ("digits", "demo"):
-            raise UserError(f"{out} holds a run that is not a demo: choose another --out.")
-        directory = RunDirectory(out)
-        with directory.locked():
-            directory.remove()
-    settings = _resolve("digits", "symmetric", 0.4, "A", "spr", "demo", seed, 1.0, "cpu", "float32", None)
-    console.run(settings, out, resume=False)
+    learners = {out: "spr", out / "crs": "crs", out / "gdumb": "gdumb"}
+    for path in learners:
+        if (path / "settings.json").exists():
+            earlier = read_json(path / "settings.json", "")  # perhaps of another version, so only looked at
+            if (earlier.get("dataset"), earlier.get("preset")) != ("digits", "demo"):
+                raise UserError(f"{path} holds a run that is not a demo: choose another --out.")
+            directory = RunDirectory(path)
+            with directory.locked():
+                directory.remove()
+    for path, learner in learners.items():
+        settings = _resolve("digits", "symmetric", 0.4, "A", learner, "demo", seed, 1.0, "cpu", "float32", None)
+        console.run(settings, path, resume=False)
+    compare.compare(list(learners), "accuracy", out / "compared.png")
 
 
 @app.command()
@@ -210,6 +222,25 @@ def plot(
     path = out or run / "run.png"
     draw_run(run, path)
     typer.echo(f"drawn in {path}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those that are not finished are passed by.")],
+    measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise or forgetting.")] = "accuracy",
+    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file for a bar chart.")] = None,
+) -> None:
+    """Put runs side by side: mean ± standard deviation over seeds, the best in bold, and a bar chart.
+
+    Examples:
+
+        purereplay compare runs/*
+
+        purereplay compare runs/rates/* --measure filtered_noise --out rates.png
+    """
+    from purereplay.report import compare as comparing
+
+    comparing.compare(runs, measure, out)
 
 
 @app.command()

@@ -61,7 +61,7 @@ def test_a_run_writes_what_it_promises(undisturbed):
 
 def test_the_plan_counts_the_steps_that_are_taken(undisturbed):
     result = json.loads((undisturbed / "result.json").read_text())
-    counted = plan(tiny().options, (1437,))
+    counted = plan(tiny(), (1437,))
     assert result["steps"]["expert"] == counted.steps["expert"] == 15 * 3
     assert counted.n_buffers == 15
     assert counted.steps["base"] >= result["steps"]["base"] >= counted.steps["base"] - 2 * 2 * 2  # P fills up first
@@ -317,7 +317,8 @@ def test_estimate_counts_and_times(tmp_path):
     settings = tiny()
     experiment = prepare(settings, tmp_path / "run")
     guess = estimate(settings, experiment.learner, experiment.stream.task_ends)
-    assert guess.plan == experiment.plan and guess.memory > 0 and 1 <= guess.side_by_side <= guess.fit["expert"] <= 16
+    assert guess.plan == experiment.plan and guess.memory > 0
+    assert 1 <= guess.side_by_side["expert"] <= guess.fit["expert"] <= 16 and guess.side_by_side["base"] == 1
     assert guess.seconds == pytest.approx(sum(guess.seconds_per_step[p] * n for p, n in guess.plan.steps.items()))
 
 

@@ -19,6 +19,8 @@ from purereplay.data.datasets import given_labels, load
 from purereplay.evaluate.experiment import Experiment, prepare
 from purereplay.evaluate.judge import Judge
 from purereplay.evaluate.settings import resolve
+from purereplay.learners.rivals import RIVALS
+from purereplay.learners.settings import LEARNERS
 from purereplay.nets.engine import drive
 
 MARK = 7_000_000
@@ -55,16 +57,27 @@ def truths(root: object) -> list[object]:
     return found
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
+SHORT = {
+    "spr": {"expert_epochs": "2", "base_epochs": "2", "finetune_epochs": "1", "hidden": "8"},
+    "rival": {"hidden": "8", "gdumb_epochs": "1", "multitask_epochs": "1"},
+}
+
+
+def marked_experiment(path: Path, learner: str = "spr") -> Experiment:
     """A tiny run on digits whose true labels are marked."""
     digits = load("digits")
     assert digits.true_labels is not None
     given = given_labels(digits, noise="symmetric", rate=0.4, seed=1)
     marked = replace(digits, given_labels=given, true_labels=digits.true_labels + MARK)
-    overrides = {"expert_epochs": "2", "base_epochs": "2", "finetune_epochs": "1", "hidden": "8"}
-    settings = resolve(dataset="digits", noise="none", preset_name="demo", overrides=overrides, device="cpu")
-    return prepare(settings, tmp_path / "run", dataset=marked)
+    overrides = SHORT["rival" if learner in RIVALS else "spr"]
+    chosen = {"learner": learner, "preset_name": "demo", "overrides": overrides, "device": "cpu"}
+    settings = resolve(dataset="digits", noise="none", **chosen)
+    return prepare(settings, path, dataset=marked)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    return marked_experiment(tmp_path / "run")
 
 
 def run_until(experiment: Experiment, n_buffers: int, each: Callable[[], None]) -> None:
@@ -84,6 +97,14 @@ def test_no_true_label_is_reachable_from_a_learner(experiment):
     run_until(experiment, 3, look)
     experiment.learner.classifier()
     look()
+
+
+@pytest.mark.parametrize("name", [*LEARNERS, *RIVALS])
+def test_no_learner_reaches_the_truth(tmp_path, name):
+    experiment = marked_experiment(tmp_path / "run", name)
+    run_until(experiment, 2, lambda: None)
+    experiment.learner.classifier()
+    assert not truths(experiment.learner)
 
 
 @pytest.mark.parametrize("form", ["tensor of a few", "list in stream order", "closure", "judge", "single number"])

@@ -13,6 +13,7 @@ from purereplay.data.streams import Stream
 from purereplay.errors import UserError
 from purereplay.learners.settings import SprSettings, build_spr, make_spr, preset_settings
 from purereplay.learners.spr import SPR
+from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine, drive
 from purereplay.nets.inference import embed
 from purereplay.purify.self_centered import judge
@@ -351,3 +352,68 @@ def test_purer_than_the_stream_and_better_than_guessing():
     seen = np.isin(digits.test_labels, (7, 6, 2, 3))
     right = ours.classifier().predict(torch.from_numpy(digits.test_images[seen])).numpy() == digits.test_labels[seen]
     assert right.mean() > 0.6
+
+
+def worked(settings: SprSettings, stream: Stream, end_task: bool = False) -> tuple[SPR, list[str]]:
+    """A learner after 60 digits, and the phases that it asked training for."""
+    asked: list[str] = []
+
+    class Listening(Engine):
+        def train(self, jobs):
+            asked.extend(job.phase for job in jobs)
+            return super().train(jobs)
+
+    ours = learner(settings, engine=Listening(CPU))
+    ours.observe(stream.batch(0, 60))
+    if end_task:
+        ours.end_task()
+        ours._work_through()
+    return ours, asked
+
+
+def test_self_replay_alone_trains_no_experts_and_keeps_a_reservoir(stream):
+    ours, asked = worked(replace(TINY, filter="none"), stream)
+    assert set(asked) == {"base"} and isinstance(ours.purified, Reservoir)
+    assert ours.purified.n == min(60, ours.purified.capacity)
+    assert ours.classifier().predict(stream.batch(0, 5).images).shape == (5,)
+
+
+def test_the_filter_alone_finetunes_from_random_weights(stream):
+    ours, asked = worked(replace(TINY, self_replay="never"), stream)
+    assert set(asked) == {"expert"}
+    fresh = learner(replace(TINY, self_replay="never"))
+    assert all(torch.equal(ours.base[name], fresh.base[name]) for name in fresh.base)
+    assert ours.purified.n > 0
+
+
+def test_intermittent_self_replay_waits_for_the_end_of_a_task(stream):
+    settings = replace(TINY, self_replay="task-end", replay="purified")
+    ours, asked = worked(settings, stream)
+    assert set(asked) == {"expert"} and ours.wants_task_ends
+    ours, asked = worked(settings, stream, end_task=True)
+    assert asked.count("base") == 1 and asked[-1] == "base" and not ours.pending
+
+
+def test_self_replay_without_d_trains_on_p_alone(stream):
+    jobs = []
+
+    class Listening(Engine):
+        def train(self, some):
+            jobs.extend(job for job in some if job.phase == "base")
+            return super().train(some)
+
+    ours = learner(replace(TINY, replay="purified"), engine=Listening(CPU))
+    ours.observe(stream.batch(0, 60))
+    held = {image.numpy().tobytes() for image in ours.purified.contents()[0].images}
+    assert {image.numpy().tobytes() for image in jobs[-1].images} == held and jobs[-1].replay is None
+
+
+@pytest.mark.parametrize("change", [{"filter": "none"}, {"self_replay": "never"}, {"self_replay": "task-end"}])
+def test_the_state_of_an_ablation_moves_to_another_learner(stream, change):
+    settings = replace(TINY, **change)
+    one, _ = worked(settings, stream, end_task=change.get("self_replay") == "task-end")
+    other = learner(settings)
+    other.load(one.state())
+    for each in (one, other):
+        each.observe(stream.batch(60, 100))
+    assert same(one, other)

@@ -28,10 +28,12 @@ from purereplay.evaluate.judge import Judge, Line, summary
 from purereplay.evaluate.plan import Plan, plan
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
-from purereplay.learners.settings import build_spr
-from purereplay.learners.spr import SPR
+from purereplay.learners.base import Learner
+from purereplay.learners.rivals import RivalSettings, build_rival
+from purereplay.learners.settings import build_spr, make_backbone
 from purereplay.nets.engine import Account, Engine, drive
 from purereplay.nets.jobs import Asks
+from purereplay.nets.networks import Head, Network
 
 _FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: killed again and again, a run still gets on
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them
@@ -46,11 +48,12 @@ class Experiment:
     run: RunDirectory
     stream: Stream
     judge: Judge
-    learner: SPR
+    learner: Learner
     engine: Engine
     plan: Plan
     position: int = 0  # samples of the stream taken so far
     finished: bool = False  # whether the learner was told that the stream is over
+    n_ended: int = 0  # tasks whose end the learner was told, if it wants to know
     account: Account = field(default_factory=Account)
     _saved_at: float = field(default_factory=time.perf_counter)
     _save_cost: float | None = None  # seconds; None: this process wrote no checkpoint yet
@@ -85,9 +88,13 @@ class Experiment:
             return {} if report is None else self.judge.buffer_line(report)
         is_last = n_judged == len(ends) - 1
         if n_judged < len(ends) and self.position >= ends[n_judged] and (self.finished or not is_last):
+            if learner.wants_task_ends and self.n_ended == n_judged:
+                learner.end_task()
+                self.n_ended += 1
+                return {}
             return self.judge.task_line(n_judged, (yield from learner.classify()))
         if self.position < len(self.stream):
-            wanted = self.settings.lookahead * learner.delayed.capacity - learner.delayed.n
+            wanted = learner.appetite(self.settings.lookahead)
             stop = min(self.position + wanted, next(end for end in ends if end > self.position))
             learner.take(self.stream.batch(self.position, stop))
             self.position = stop
@@ -109,6 +116,7 @@ class Experiment:
         facts = {
             "position": self.position,
             "finished": self.finished,
+            "n_ended": self.n_ended,
             "seconds": self.account.seconds,
             "steps": self.account.steps,
             "stream": self.stream.fingerprint(),
@@ -125,7 +133,7 @@ class Experiment:
         if facts["stream"] != self.stream.fingerprint():
             raise UserError(f"The stream is not the one that {self.run.path} began with: are the data files the same?")
         self.learner.load(tensors)
-        self.position, self.finished = facts["position"], facts["finished"]
+        self.position, self.finished, self.n_ended = facts["position"], facts["finished"], facts["n_ended"]
         self.account.seconds, self.account.steps = facts["seconds"], facts["steps"]
 
     def _result(self) -> Line:
@@ -173,7 +181,7 @@ def prepare(
     )
     learner = make_learner(settings, dataset, engine)
     run = RunDirectory(path) if resume else RunDirectory.create(path, settings)
-    experiment = Experiment(settings, run, stream, judge, learner, engine, plan(settings.options, stream.task_ends))
+    experiment = Experiment(settings, run, stream, judge, learner, engine, plan(settings, stream.task_ends))
     if resume:
         experiment._restore()
     return experiment
@@ -186,11 +194,22 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> tuple[NDArray[np.int
     return given, Stream(dataset.images, given, tasks=tasks, seed=settings.seed)
 
 
-def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> SPR:
-    """The learner of a run; of the dataset it is told the shape and the number of classes."""
-    info = dataset.info
+def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> Learner:
+    """The learner of a run; of the dataset it is told shape, size and the number of classes."""
+    info, options = dataset.info, settings.options
+    if isinstance(options, RivalSettings):
+        return build_rival(
+            settings.learner,
+            options,
+            network=Network(make_backbone(options, info.shape), Head(info.n_classes), info.mean, info.std),
+            image_shape=info.shape,
+            n_classes=info.n_classes,
+            n_stream=len(dataset.images),
+            engine=engine,
+            seed=settings.seed,
+        )
     return build_spr(
-        settings.options,
+        options,
         image_shape=info.shape,
         n_classes=info.n_classes,
         engine=engine,

@@ -53,14 +53,14 @@ class Judge:
 
     def buffer_line(self, report: Report) -> Line:
         """What metrics.jsonl says about one delayed buffer."""
-        passed = report.index[report.selected_mask]
+        passed = None if report.selected_mask is None else report.index[report.selected_mask]
         return {
             "event": "buffer",
             "buffer": report.buffer,
             "n": report.index.shape[0],
             "noise": self.noise_share(report.index),
-            "n_passed": passed.shape[0],
-            "passed_noise": self.noise_share(passed),
+            "n_passed": None if passed is None else passed.shape[0],
+            "passed_noise": None if passed is None else self.noise_share(passed),
             "n_purified": report.purified_index.shape[0],
             "purity": self.purity(report.purified_index),
             "filtered_noise": self.filtered_noise(report.purified_index),
@@ -103,7 +103,7 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
         "filtered_noise_of_nominal": nominal,  # differs where only some classes get noise
         "stream_noise": stream_noise,
         "passed_noise": _mean_passed_noise(buffers),
-        "n_passed": sum(line["n_passed"] for line in buffers),
+        "n_passed": None if last.get("n_passed") is None else sum(line["n_passed"] for line in buffers),
         "n_purified": last.get("n_purified", 0),
         "n_buffers": len(buffers),
     }

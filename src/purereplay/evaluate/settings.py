@@ -9,10 +9,19 @@ import torch
 
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
-from purereplay.learners.settings import SprSettings, for_dataset, from_json, preset_settings, with_budget
+from purereplay.learners.options import from_json
+from purereplay.learners.rivals import RIVAL_RANGES, RIVALS, RivalSettings, rival_settings
+from purereplay.learners.settings import (
+    LEARNERS,
+    RANGES,
+    SprSettings,
+    buffer_size,
+    for_dataset,
+    preset_settings,
+    with_budget,
+)
 from purereplay.nets.loops import Precision
 
-LEARNERS = ("spr",)
 FORMAT = 2  # of the run directory
 
 
@@ -31,7 +40,7 @@ class RunSettings:
     device: str  # "cpu", "cuda"
     precision: Precision  # of the networks' products in training
     lookahead: int  # full delayed buffers taken at once, whose experts may train side by side
-    options: SprSettings  # resolved: preset, dataset, budget and --set are in it
+    options: SprSettings | RivalSettings  # resolved: preset, dataset, budget and --set are in it
 
 
 def resolve(
@@ -50,12 +59,17 @@ def resolve(
 ) -> RunSettings:
     """Check and fill in what the user asked for."""
     info = info_for(dataset)
-    if learner not in LEARNERS:
-        raise UserError(f"The learner {learner!r} is unknown: choose one of {', '.join(LEARNERS)}.")
+    if learner not in (*LEARNERS, *RIVALS):
+        raise UserError(f"The learner {learner!r} is unknown: choose one of {', '.join((*LEARNERS, *RIVALS))}.")
     if noise is None:
         noise = "none" if info.noisy else "symmetric"
     chosen = pick_device(device)
-    options = for_dataset(preset_settings(preset_name, overrides), dataset, info.shape, preset_name)
+    options: SprSettings | RivalSettings
+    if learner in RIVALS:
+        options = rival_settings(preset_name, overrides, buffer_size(dataset), info.shape)
+    else:
+        settings = preset_settings(preset_name, _with_fixed(learner, overrides or {}))
+        options = with_budget(for_dataset(settings, dataset, info.shape, preset_name), budget)
     return RunSettings(
         dataset=dataset,
         noise=noise,
@@ -68,8 +82,17 @@ def resolve(
         device=chosen,
         precision=pick_precision(precision, chosen),
         lookahead=64 if chosen == "cuda" else 8,
-        options=with_budget(options, budget),
+        options=options,
     )
+
+
+def _with_fixed(learner: str, overrides: dict[str, str]) -> dict[str, str]:
+    """What makes an ablation one, on top of the user's own settings."""
+    fixed = LEARNERS[learner]
+    for name in fixed.keys() & overrides.keys():
+        if overrides[name] != fixed[name]:
+            raise UserError(f"The learner {learner} has {name}={fixed[name]}: leave --set {name} out.")
+    return overrides | fixed
 
 
 def pick_device(name: str) -> str:
@@ -106,4 +129,9 @@ def read_settings(values: dict[str, Any]) -> RunSettings:
     if set(values) != names | {"format"}:
         raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ (names | {'format'})))}.")
     kept = {name: values[name] for name in names - {"options"}}
-    return RunSettings(**kept, options=from_json(values["options"]))
+    options: SprSettings | RivalSettings
+    if values["learner"] in RIVALS:
+        options = from_json(RivalSettings, values["options"], RIVAL_RANGES)
+    else:
+        options = from_json(SprSettings, values["options"], RANGES)
+    return RunSettings(**kept, options=options)

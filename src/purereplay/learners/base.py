@@ -2,7 +2,8 @@
 
 `take`, `work` and `classify` are for those who drive many learners at once: the last two ask the engine for training
 instead of doing it. `observe`, `flush` and `classifier` are the same for one learner with an engine of its own.
-A learner is told neither tasks nor truth, and between any two calls its whole memory is in `state()`.
+A learner is never told the truth, and tasks only if it says that it `wants_task_ends`; between any two calls its whole
+memory is in `state()`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks
 from purereplay.nets.networks import State
 
+PIECE = 1000  # samples
+
 
 class Report(NamedTuple):
     """What became of one delayed buffer; all tensors on the CPU."""
@@ -25,18 +28,25 @@ class Report(NamedTuple):
     buffer: int  # its number, from 0
     index: Tensor  # type: ignore[assignment]  # int64 (n,): who was judged
     labels: Tensor  # int64 (n,): their given labels
-    clean_probability: Tensor  # float64 (n,), high = clean
-    centrality: Tensor  # float64 (n,), high = central
-    selected_mask: Tensor  # bool (n,): who passed the filter
-    purified_index: Tensor  # int64 (m,): who is in P afterwards
-    expert_loss: float
-    base_loss: float
+    clean_probability: Tensor | None  # float64 (n,), high = clean; None: the learner does not judge
+    centrality: Tensor | None  # float64 (n,), high = central; likewise
+    selected_mask: Tensor | None  # bool (n,): who passed the filter; likewise
+    purified_index: Tensor  # int64 (m,): who is in P, or in the memory, afterwards
+    expert_loss: float | None  # None: no expert was trained
+    base_loss: float | None  # None: the base was not trained on it
 
 
 class Learner(ABC):
     """A continual learner; subclasses are plain sequential text for one run."""
 
     engine: Engine
+    image_shape: tuple[int, int, int]
+    n_done: int  # buffers, or pieces of the stream, worked through so far
+    wants_task_ends = False  # whether `end_task` is called
+
+    def appetite(self, lookahead: int) -> int:
+        """How many samples it is best given at once; `lookahead` is how many buffers may wait."""
+        return PIECE
 
     @abstractmethod
     def take(self, batch: Batch) -> None:
@@ -57,6 +67,10 @@ class Learner(ABC):
     @abstractmethod
     def finish(self) -> None:
         """The stream is over: make what is still held back pending, or drop it."""
+
+    def end_task(self) -> None:
+        """A task is over; called only where `wants_task_ends`, before the classifier is asked for."""
+        raise NotImplementedError
 
     @abstractmethod
     def classify(self) -> Asks[Classifier]:

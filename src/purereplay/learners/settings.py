@@ -7,15 +7,18 @@ comment names both.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 
 from purereplay.errors import UserError
+from purereplay.learners.options import parse, validated
+from purereplay.learners.rivals import RivalSettings
 from purereplay.learners.spr import SPR, Filtering, SelfReplay
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
+from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, Supervised
 from purereplay.nets.losses import MIN_TEMPERATURE
@@ -43,7 +46,9 @@ class SprSettings:
     base_epochs: int = 3000  # passes over D for the base, per buffer
     expert_batch: int | None = None  # None: all of D
     base_batch: int | None = None  # from D and P together; None: the size of D (250 on CIFAR-100 in the code)
-    replay: Literal["halves", "halves-distinct", "union"] = "halves"  # code: halves, with replacement; paper: D ∪ P
+    replay: Literal["halves", "halves-distinct", "union", "purified"] = "halves"  # code: halves of D and P, with
+    # replacement; paper: D ∪ P; purified: of P only (appendix)
+    self_replay: Literal["every-buffer", "task-end", "never"] = "every-buffer"  # task-end: intermittent (figure 4b)
     learning_rate: float = 3e-4  # of Adam (code); the paper's ε = 0.0002 is read as the rate
     schedule: Literal["cosine", "constant"] = "cosine"  # within one D (code); not in the paper
     warm_epochs: int = 10  # at the full rate before the cosine (code)
@@ -53,6 +58,7 @@ class SprSettings:
     flip: float = 0.5  # probability that a view is mirrored (code); 0 for letters and digits
     jitter: Literal["factors", "additive"] = "factors"  # colour jitter; additive: the code's old kornia
     # the Self-Centered filter
+    filter: Literal["self-centered", "none"] = "self-centered"  # none: P is a plain reservoir of the stream
     features: Literal["projection", "penultimate"] = "projection"  # of the expert; paper: penultimate
     graphs: int = 5  # E_max; 0: non-stochastic
     scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
@@ -95,6 +101,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "demo": {"hidden": 256, "expert_epochs": 300, "base_epochs": 100, "crop_area": 0.25, "flip": 0.0},
 }
 
+# the learners that are Self-Purified Replay or a part of it (table 1: the ablations)
+LEARNERS: dict[str, dict[str, str]] = {
+    "spr": {},
+    "self-replay": {"filter": "none"},
+    "self-centered-filter": {"self_replay": "never"},
+}
+
 BY_DATASET = ("delayed_size", "purified_size", "network", "expert_batch", "base_batch")  # None: by dataset
 _SIZES = {"digits": 100, "mnist": 300, "cifar10": 500, "cifar10n": 500, "webvision14": 1000}
 _SIZES |= {"cifar100": 5000, "cifar100n": 5000}
@@ -104,13 +117,18 @@ def preset_settings(name: str, overrides: dict[str, str] | None = None) -> SprSe
     """A preset's settings with some of them given as text, `{"graphs": "20"}`; an unknown name is an error."""
     if name not in PRESETS:
         raise UserError(f"The preset {name!r} is unknown: choose one of {', '.join(PRESETS)}.")
-    parsed = {key: _parse(key, text) for key, text in (overrides or {}).items()}
-    return validated(replace(SprSettings(), **(PRESETS[name] | parsed)))
+    parsed = {key: parse(SprSettings, key, text) for key, text in (overrides or {}).items()}
+    return validated(replace(SprSettings(), **(PRESETS[name] | parsed)), RANGES)
+
+
+def buffer_size(dataset: str) -> int:
+    """Samples in a buffer: the paper's, by dataset."""
+    return next((n for name, n in _SIZES.items() if dataset.split("-")[0] == name), 500)
 
 
 def for_dataset(settings: SprSettings, dataset: str, image_shape: tuple[int, int, int], preset: str) -> SprSettings:
     """Fill in what depends on the dataset."""
-    size = next((n for name, n in _SIZES.items() if dataset.split("-")[0] == name), 500)
+    size = buffer_size(dataset)
     delayed = 1250 if preset == "reference" and size == 5000 else size
     base = 250 if preset == "reference" and size == 5000 else settings.delayed_size or delayed
     chosen: dict[str, Any] = {
@@ -161,20 +179,13 @@ def build_spr(
     )
     base = replace(expert, epochs=s.base_epochs, batch_size=s.base_batch)
     return SPR(
-        network=Network(_backbone(s, image_shape), head, mean, std),
+        network=Network(make_backbone(s, image_shape), head, mean, std),
         n_classes=n_classes,
         delayed=DelayedBuffer(s.delayed_size, image_shape, device=engine.device),
-        purified=PurifiedBuffer(
-            s.purified_size,
-            image_shape,
-            n_classes,
-            device=engine.device,
-            admission=s.admission,
-            eviction=s.eviction,
-        ),
+        purified=_memory(s, image_shape, n_classes, engine.device),
         expert=expert,
-        self_replay=SelfReplay(base, s.replay, s.base_schedule),
-        filtering=Filtering(s.features, s.graphs, s.scaling, s.posterior, s.small_class, s.mixture_steps),
+        self_replay=SelfReplay(base, s.replay, s.self_replay, s.base_schedule),
+        filtering=Filtering(s.filter, s.features, s.graphs, s.scaling, s.posterior, s.small_class, s.mixture_steps),
         finetune=Supervised(
             s.finetune_epochs, s.finetune_batch, s.finetune_rate, s.finetune_clip, s.finetune_decay_every
         ),
@@ -199,14 +210,25 @@ def make_spr(
     unknown = set(options) - {f.name for f in fields(SprSettings)}
     if unknown:
         raise UserError(f"The setting {sorted(unknown)[0]!r} is unknown.")
-    settings = validated(replace(preset_settings(preset), **options))
+    settings = validated(replace(preset_settings(preset), **options), RANGES)
     settings = for_dataset(settings, "", image_shape, preset)
     return build_spr(
         settings, image_shape=image_shape, n_classes=n_classes, engine=Engine(torch.device(device)), seed=seed
     )
 
 
-def _backbone(s: SprSettings, image_shape: tuple[int, int, int]) -> Backbone:
+def _memory(
+    s: SprSettings, image_shape: tuple[int, int, int], n_classes: int, device: torch.device
+) -> PurifiedBuffer | Reservoir:
+    assert s.purified_size is not None
+    if s.filter == "none":
+        return Reservoir(s.purified_size, image_shape, n_classes, device=device)
+    return PurifiedBuffer(
+        s.purified_size, image_shape, n_classes, device=device, admission=s.admission, eviction=s.eviction
+    )
+
+
+def make_backbone(s: SprSettings | RivalSettings, image_shape: tuple[int, int, int]) -> Backbone:
     channels, height, width = image_shape
     if s.network == "mlp":
         return MLP(channels * height * width, (s.hidden, s.hidden))
@@ -215,36 +237,8 @@ def _backbone(s: SprSettings, image_shape: tuple[int, int, int]) -> Backbone:
     return ResNet18(channels, height, s.stem)
 
 
-def validated(settings: SprSettings) -> SprSettings:
-    """The same settings, or a UserError that names the first one that cannot be."""
-    hints = get_type_hints(SprSettings)
-    for name in (f.name for f in fields(SprSettings)):
-        value, kinds = getattr(settings, name), _kinds(hints[name])
-        if value is None and type(None) in kinds:
-            continue
-        choices = [kind for kind in kinds if isinstance(kind, str)]
-        if choices:
-            if value not in choices:
-                raise UserError(f"The setting {name} must be one of {', '.join(choices)}, not {value!r}.")
-            continue
-        if bool in kinds:
-            if not isinstance(value, bool):
-                raise UserError(f"The setting {name} must be true or false, not {value!r}.")
-            continue
-        number = (int, float) if float in kinds else int
-        if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
-            wanted = "a number" if float in kinds else "a whole number"
-            raise UserError(f"The setting {name} must be {wanted}, not {value!r}.")
-        low, high = _RANGES.get(name, (0, math.inf))
-        if not (low <= value <= high) or (value == 0 and name not in _RANGES):
-            least = "more than 0" if name not in _RANGES else f"at least {low:g}"
-            most = "" if high == math.inf else f" and at most {high:g}"
-            raise UserError(f"The setting {name} must be {least}{most}, not {value}.")
-    return settings
-
-
 # what is not simply more than 0
-_RANGES = {
+RANGES = {
     "delayed_size": (2, math.inf),  # one sample has nothing to be compared with
     "expert_batch": (2, math.inf),
     "base_batch": (2, math.inf),
@@ -254,40 +248,3 @@ _RANGES = {
     "temperature": (MIN_TEMPERATURE, math.inf),
     "crop_area": (1e-6, 1),
 }
-
-
-def _kinds(declared: Any) -> list[Any]:
-    """What a type hint allows: types, None's type, and the values of literals."""
-    parts = get_args(declared) if not isinstance(declared, type) else (declared,)
-    return [kind for part in parts for kind in (get_args(part) or (part,))]
-
-
-def _parse(key: str, text: str) -> Any:
-    """A setting's value from text, by its declared type; `validated` checks it."""
-    names = [f.name for f in fields(SprSettings)]
-    if key not in names:
-        raise UserError(f"The setting {key!r} is unknown: there are {', '.join(names)}.")
-    kinds = _kinds(get_type_hints(SprSettings)[key])
-    if type(None) in kinds and text.lower() in ("none", "null"):
-        return None
-    if bool in kinds:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    for kind in (int, float):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                break
-    return text
-
-
-def as_json(settings: SprSettings) -> dict[str, Any]:
-    return asdict(settings)
-
-
-def from_json(values: dict[str, Any]) -> SprSettings:
-    """Settings as they were saved with a run; an unknown key is an error."""
-    odd = set(values) ^ {f.name for f in fields(SprSettings)}
-    if odd:
-        raise UserError(f"The saved settings do not fit this version: {', '.join(sorted(odd))}.")
-    return validated(SprSettings(**values))

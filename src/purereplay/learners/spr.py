@@ -21,17 +21,21 @@ from purereplay.learners.base import Learner, Report
 from purereplay.learners.waiting import Waiting
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
+from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier, embed
 from purereplay.nets.jobs import Asks, Contrastive, Job, Supervised
 from purereplay.nets.networks import Head, Network, State, part, prefixed
 from purereplay.purify.self_centered import Verdict, judge_many, select
 
+_COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
+
 
 @dataclass(frozen=True)
 class Filtering:
-    """How the Self-Centered filter reads a buffer."""
+    """How a delayed buffer is judged."""
 
+    kind: Literal["self-centered", "none"] = "self-centered"  # none: everything is taken to be clean
     features: Literal["projection", "penultimate"] = "projection"
     n_graphs: int = 5  # E_max; 0: the non-stochastic filter
     scaling: Literal["trimmed", "minmax"] = "trimmed"
@@ -45,8 +49,9 @@ class SelfReplay:
     """How the base is trained on D ∪ P."""
 
     recipe: Contrastive  # batch_size is the whole batch, from D and P together
-    batches: Literal["halves", "halves-distinct", "union"] = "halves"
-    # halves: half from D, half from P, and D alone until P is full; union: batches from all of D ∪ P
+    batches: Literal["halves", "halves-distinct", "union", "purified"] = "halves"
+    # halves: half from D, half from P, and D alone until P is full; union: batches from all of D ∪ P; purified: from P
+    when: Literal["every-buffer", "task-end", "never"] = "every-buffer"
     schedule: Literal["continuing", "restart"] = "continuing"  # of the learning rate, across buffers
 
 
@@ -57,7 +62,7 @@ class SPR(Learner):
     network: Network  # of expert and base alike, with a projection head
     n_classes: int
     delayed: DelayedBuffer
-    purified: PurifiedBuffer
+    purified: PurifiedBuffer | Reservoir
     expert: Contrastive
     self_replay: SelfReplay
     filtering: Filtering
@@ -72,9 +77,12 @@ class SPR(Learner):
     n_done: int = field(default=0, init=False)  # delayed buffers worked through so far
     base: State = field(init=False)
     base_optimizer: State | None = field(default=None, init=False)
+    n_replays: int = field(default=0, init=False)  # how often the base was trained
+    task_ended: bool = field(default=False, init=False)  # and the base is still to be trained for it
     _classifier: Classifier | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.image_shape = self.delayed.image_shape
         self.base = self._fresh_network("base weights")
 
     # ---------------------------------------------------------------- Algorithm 1: training and filtering
@@ -86,9 +94,19 @@ class SPR(Learner):
             if self.delayed.is_full:
                 self._enqueue()
 
+    def appetite(self, lookahead: int) -> int:
+        return lookahead * self.delayed.capacity - self.delayed.n
+
     @property
     def pending(self) -> bool:
-        return bool(self.queue)
+        return bool(self.queue) or self.task_ended
+
+    @property
+    def wants_task_ends(self) -> bool:  # type: ignore[override]
+        return self.self_replay.when == "task-end"
+
+    def end_task(self) -> None:
+        self.task_ended = True
 
     def finish(self) -> None:
         if self.delayed.n and self.tail == "process":
@@ -99,6 +117,10 @@ class SPR(Learner):
         if any(w.clean_probability is None for w in self.queue):
             yield from self._train_experts()
             return None
+        if not self.queue:  # intermittent Self-Replay (figure 4b)
+            yield from self._train_base(None)
+            self.task_ended, self._classifier = False, None
+            return None
         waiting = self.queue[0]
         if self.order == "filter-first":
             self._filter(waiting)
@@ -106,7 +128,7 @@ class SPR(Learner):
         else:
             yield from self._replay(waiting)
             self._filter(waiting)
-        assert waiting.report is not None and waiting.base_loss is not None
+        assert waiting.report is not None
         self.queue.pop(0)
         self.n_done += 1
         self._classifier = None
@@ -115,6 +137,10 @@ class SPR(Learner):
     def _train_experts(self) -> Asks[None]:
         """A fresh network on each waiting buffer, without labels, and the verdicts; both depend on the buffer alone."""
         new = [w for w in self.queue if w.clean_probability is None]
+        if self.filtering.kind == "none":
+            for w in new:
+                w.clean_probability, w.centrality = (torch.ones(w.batch.n, dtype=torch.float64) for _ in range(2))
+            return
         with ThreadPoolExecutor() as pool:  # each network draws its weights from a generator of its own
             fresh = list(pool.map(lambda w: self._fresh_network("expert weights", w.number), new))
         jobs = [
@@ -160,15 +186,27 @@ class SPR(Learner):
         batch, number = waiting.batch, waiting.number
         chosen = select(waiting.clean_probability, self._seed("selection", number))
         generator = torch.Generator().manual_seed(self._seed("admission", number))
-        self.purified.add(Batch(*(t[chosen] for t in batch)), waiting.clean_probability[chosen], generator)
+        passed = Batch(*(t[chosen] for t in batch))
+        if isinstance(self.purified, PurifiedBuffer):
+            self.purified.add(passed, waiting.clean_probability[chosen], generator)
+        else:
+            self.purified.add(passed, generator)
         waiting.report = waiting.reported(selected_mask=chosen, purified_index=self.purified.index)
 
     def _replay(self, waiting: Waiting) -> Asks[None]:
         """θ ← Self-Replay using D ∪ P."""
-        if waiting.base_loss is not None:
+        if waiting.replayed:
             return
-        recipe, images, replay = self._replay_batches(waiting.batch.images)
-        gone = waiting.number * max(0, recipe.epochs - recipe.warm_epochs)
+        if self.self_replay.when == "every-buffer":
+            waiting.base_loss = yield from self._train_base(waiting.batch.images)
+        waiting.replayed = True
+
+    def _train_base(self, delayed_images: Tensor | None) -> Asks[float | None]:
+        """One round of the base's training; returns its last loss, None where there is nothing to train on."""
+        recipe, images, replay = self._replay_batches(delayed_images)
+        if images.shape[0] < 2:  # one image has no negatives
+            return None
+        gone = self.n_replays * max(0, recipe.epochs - recipe.warm_epochs)
         job = Job(
             phase="base",
             network=self.network,
@@ -176,16 +214,20 @@ class SPR(Learner):
             recipe=recipe,
             images=images,
             replay=replay,
-            seed=self._seed("base draws", waiting.number),
+            seed=self._seed("base draws", self.n_replays),
             optimizer=self.base_optimizer,
             start=gone if self.self_replay.schedule == "continuing" else 0,
         )
         [trained] = yield [job]
-        self.base, self.base_optimizer, waiting.base_loss = trained.state, trained.optimizer, trained.loss
+        self.base, self.base_optimizer = trained.state, trained.optimizer
+        self.n_replays += 1
+        return trained.loss
 
-    def _replay_batches(self, delayed_images: Tensor) -> tuple[Contrastive, Tensor, Tensor | None]:
+    def _replay_batches(self, delayed_images: Tensor | None) -> tuple[Contrastive, Tensor, Tensor | None]:
         how, recipe = self.self_replay.batches, self.self_replay.recipe
-        purified, _ = self.purified.contents()
+        purified = self._held()
+        if how == "purified" or delayed_images is None:
+            return replace(recipe, batch_size=min(recipe.batch_size, purified.n)), purified.images, None
         if how == "union":
             images = torch.cat([delayed_images, purified.images])
             return replace(recipe, batch_size=min(recipe.batch_size, images.shape[0])), images, None
@@ -206,7 +248,7 @@ class SPR(Learner):
         if self._classifier is None:
             seed = self._seed("head weights", self.n_done)
             network, state = self.network.with_head(Head(self.n_classes), self.base, seed)
-            purified, _ = self.purified.contents()
+            purified = self._held()
             if purified.n:
                 job = Job(
                     phase="finetune",
@@ -225,7 +267,7 @@ class SPR(Learner):
     # ---------------------------------------------------------------- memory between calls
 
     def state(self) -> State:
-        state = {"n_queued": torch.tensor(self.n_queued), "n_done": torch.tensor(self.n_done)}
+        state = {name: torch.tensor(getattr(self, name)) for name in _COUNTS}
         state |= prefixed("delayed.", self.delayed.state()) | prefixed("purified.", self.purified.state())
         state |= prefixed("base.", self.base) | prefixed("optimizer.", self.base_optimizer or {})
         for i, w in enumerate(self.queue):
@@ -234,7 +276,8 @@ class SPR(Learner):
 
     def load(self, state: State) -> None:
         device = self.engine.device
-        self.n_queued, self.n_done = int(state["n_queued"]), int(state["n_done"])
+        self.n_queued, self.n_done, self.n_replays = (int(state[name]) for name in _COUNTS[:3])
+        self.task_ended = bool(state["task_ended"])
         self.delayed.load(part(state, "delayed."))
         self.purified.load(part(state, "purified."))
         self.base = {name: t.to(device) for name, t in part(state, "base.").items()}
@@ -250,6 +293,10 @@ class SPR(Learner):
         self.queue.append(Waiting(self.n_queued, Batch(images, labels.cpu(), index.cpu())))
         self.n_queued += 1
         self.delayed.reset()
+
+    def _held(self) -> Batch:
+        """What P holds."""
+        return self.purified.contents()[0] if isinstance(self.purified, PurifiedBuffer) else self.purified.contents()
 
     def _seed(self, what: str, number: int = 0) -> int:
         return derive_seed(self.seed, what, 0 if self.reseed else number)

@@ -22,13 +22,16 @@ class Waiting:
     batch: Batch  # the images on the device, labels and index on the CPU
     clean_probability: Tensor | None = None  # once its expert is trained: float64 (n,) on the CPU, high = clean
     centrality: Tensor | None = None  # likewise, high = central
-    expert_loss: float = float("nan")
+    expert_loss: float | None = None
     report: Report | None = None  # once purified
-    base_loss: float | None = None  # once replayed
+    base_loss: float | None = None  # of the base trained on it
+    replayed: bool = False  # whether the base's turn is over
 
     def state(self) -> State:
         state = {"number": torch.tensor(self.number), **self.batch._asdict()}
-        state["expert_loss"] = torch.tensor(self.expert_loss, dtype=torch.float64)
+        state["replayed"] = torch.tensor(self.replayed)
+        if self.expert_loss is not None:
+            state["expert_loss"] = torch.tensor(self.expert_loss, dtype=torch.float64)
         if self.clean_probability is not None and self.centrality is not None:
             state |= {"clean_probability": self.clean_probability, "centrality": self.centrality}
         if self.base_loss is not None:
@@ -40,7 +43,9 @@ class Waiting:
     @classmethod
     def from_state(cls, state: State, device: torch.device) -> Waiting:
         batch = Batch(state["images"].to(device), state["labels"].cpu(), state["index"].cpu())
-        waiting = cls(int(state["number"]), batch, expert_loss=float(state["expert_loss"]))
+        waiting = cls(int(state["number"]), batch, replayed=bool(state["replayed"]))
+        if "expert_loss" in state:
+            waiting.expert_loss = float(state["expert_loss"])
         if "clean_probability" in state:
             waiting.clean_probability, waiting.centrality = state["clean_probability"].cpu(), state["centrality"].cpu()
         if "base_loss" in state:
@@ -62,5 +67,5 @@ class Waiting:
             selected_mask=selected_mask,
             purified_index=purified_index,
             expert_loss=self.expert_loss,
-            base_loss=float("nan"),
+            base_loss=None,
         )

@@ -2,7 +2,8 @@
 
 `drive` advances one learner's work from request to request, `drive_together` many at once. `Engine.train` groups jobs,
 runs each group as one loop over stacked networks and hands every job its own answer. The loops are in `loops` (any
-network on any device) and `fused` (a faster one on CUDA).
+network on any device), `perceptron` (a faster one for the CPU), `fused` (a faster one for CUDA) and `rehearsal`
+(batches that the learner lists).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import NamedTuple
 import torch
 
 from purereplay.errors import Interrupted, UserError
-from purereplay.nets.jobs import Asks, Job, Result, Trained
+from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained
 from purereplay.nets.loops import Loop, PlainLoop, Precision, network_bytes
 from purereplay.nets.perceptron import PerceptronLoop, can_train
+from purereplay.nets.rehearsal import RehearsalLoop
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class Engine:
         return self._fused.fused_bytes(job) if self._fused and self._is_fused(job) else network_bytes(job)
 
     def _is_fused(self, job: Job) -> bool:
-        return self._fused is not None and self._fused.can_train(job)
+        return self._fused is not None and not isinstance(job.recipe, Rehearsal) and self._fused.can_train(job)
 
     def _train_group(self, jobs: list[Job]) -> list[Trained]:
         began = time.perf_counter()
@@ -109,7 +111,9 @@ class Engine:
         loop = self._loops.pop(key, None)
         if loop is None:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
-            if self._fused and self._is_fused(jobs[0]):
+            if isinstance(jobs[0].recipe, Rehearsal):
+                loop = RehearsalLoop(jobs, self.device)
+            elif self._fused and self._is_fused(jobs[0]):
                 loop = self._fused.FusedLoop(jobs, self.device)
             elif self.device.type == "cpu" and self.precision == "float32" and can_train(jobs[0]):
                 loop = PerceptronLoop(jobs)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from purereplay.nets.networks import Network, State
 from purereplay.nets.views import Views
+
+if TYPE_CHECKING:
+    from purereplay.nets.rehearsal import Technique
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,24 @@ class Supervised:
     decay: float = 0.1
 
 
-Recipe = Contrastive | Supervised
+@dataclass(frozen=True)
+class Rehearsal:
+    """Supervised training on batches that the job lists (`Job.index`), at the rates that it lists (`Job.rates`)."""
+
+    batch_size: int  # images in a step
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0
+    clip: float | None = None  # gradients are cut to ±clip
+    cutmix: float = 0.0  # probability that a step's images are pasted into each other
+    n_incoming: int = 0  # MIR: a listed batch is this many incoming images, then candidates
+    n_candidates: int = 0  # of which n_replayed are chosen
+    n_replayed: int = 0
+    technique: Technique | None = None  # against wrong labels; None: cross-entropy
+
+
+Drawn = Contrastive | Supervised  # recipes whose batches the engine draws
+Recipe = Drawn | Rehearsal
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +78,9 @@ class Job:
     seed: int
     replay: Tensor | None = None  # uint8 (m, C, H, W): the purified part of a contrastive job
     labels: Tensor | None = None  # int64 (n,), for a supervised job
+    index: Tensor | None = None  # int64 (n_steps, listed): rows of the images, for a rehearsal
+    rates: Tensor | None = None  # float32 (n_steps,): learning rates, likewise
+    extra: State = field(default_factory=dict)  # what the recipe's technique works with
     optimizer: State | None = None  # Adam's moments and step count to go on with
     start: int = 0  # epochs of the schedule that lie behind
 
@@ -67,13 +90,17 @@ class Job:
 
     @property
     def n_steps(self) -> int:
+        if isinstance(self.recipe, Rehearsal):
+            return 0 if self.index is None else self.index.shape[0]
         return self.recipe.epochs * self.steps_per_epoch
 
     @property
     def shape(self) -> Hashable:
         """Jobs of one shape can share a loop."""
         replay = None if self.replay is None else tuple(self.replay.shape)
-        return self.network, self.recipe, tuple(self.images.shape), replay, self.labels is None
+        listed = None if self.index is None else tuple(self.index.shape)
+        extra = tuple((name, tuple(t.shape)) for name, t in self.extra.items())
+        return self.network, self.recipe, tuple(self.images.shape), replay, self.labels is None, listed, extra
 
     @property
     def steps_before(self) -> int:
@@ -93,6 +120,7 @@ class Trained(NamedTuple):
     optimizer: State  # "step", and "mean.NAME" and "square.NAME" for every parameter NAME
     loss: float  # of the last step
     seconds: float  # this job's share of the time its group took
+    extra: State = {}  # noqa: RUF012  # what the technique learned
 
 
 Result = TypeVar("Result")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, Job, Trained
+from purereplay.nets.jobs import Contrastive, Drawn, Job, Rehearsal, Trained
 from purereplay.nets.networks import is_trained, stack, unstack
 from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, learning_rate, supervised_loss
 
@@ -73,9 +73,11 @@ class PlainLoop:
 
     def __init__(self, jobs: Sequence[Job], device: torch.device, precision: Precision) -> None:
         job = jobs[0]
+        assert not isinstance(job.recipe, Rehearsal)
         self.device = device
         self.n_bytes = len(jobs) * network_bytes(job)
-        self.network, self.recipe, self.steps_per_epoch = job.network, job.recipe, job.steps_per_epoch
+        self.network, self.steps_per_epoch = job.network, job.steps_per_epoch
+        self.recipe: Drawn = job.recipe
         self.n_images, self.n_replay = job.images.shape[0], 0 if job.replay is None else job.replay.shape[0]
         self.lowered = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
@@ -97,7 +99,8 @@ class PlainLoop:
         self.done = 0
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # of the draws at hand, the next step's
         self._draw()
-        self.graph = self._capture() if on_cuda else None
+        # `load` undoes what the warm-up changes
+        self.graph = capture(self._step, device, before=self.cursor.zero_) if on_cuda else None
 
     @torch.no_grad()
     def load(self, jobs: Sequence[Job]) -> None:
@@ -178,22 +181,29 @@ class PlainLoop:
         self.loss.copy_(loss.detach())
         self.cursor += 1
 
-    def _capture(self) -> torch.cuda.CUDAGraph | None:
-        """The step as a CUDA graph; None, with a warning, where it cannot be captured. `load` undoes the warm-up."""
-        try:
-            side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.cursor.zero_()
-                    self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._step()
-            return graph
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            log.warning("the training step could not be captured as a CUDA graph, the plain loop runs: %s", error)
-            return None
+
+def capture(
+    step: Callable[[], None], device: torch.device, *, before: Callable[[], object]
+) -> torch.cuda.CUDAGraph | None:
+    """The step as a CUDA graph; None, with a warning, where it cannot be captured.
+
+    It runs a few times to warm up, `before` being called each time.
+    """
+    try:
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                before()
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        before()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        log.warning("the training step could not be captured as a CUDA graph, the plain loop runs: %s", error)
+        return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.draws import permutations, uniforms
-from purereplay.nets.jobs import Contrastive, Recipe, Supervised
+from purereplay.nets.jobs import Contrastive, Drawn, Supervised
 from purereplay.nets.losses import cross_entropy, nt_xent
 from purereplay.nets.networks import Network, State
 from purereplay.nets.views import make_views
@@ -20,7 +20,7 @@ _ORDER, _REPLAY, VIEWS = 0, 1, 2  # the streams of draws
 _AS_IT_IS = nullcontext()
 
 
-def learning_rate(recipe: Recipe, step: Tensor, steps_per_epoch: int, start: Tensor) -> Tensor:
+def learning_rate(recipe: Drawn, step: Tensor, steps_per_epoch: int, start: Tensor) -> Tensor:
     """The rate at `step`, a pure function of it; `start` is the number of schedule epochs gone before (broadcast)."""
     full = torch.full_like(step + start, recipe.learning_rate, dtype=torch.float32)
     if isinstance(recipe, Supervised):
@@ -32,7 +32,7 @@ def learning_rate(recipe: Recipe, step: Tensor, steps_per_epoch: int, start: Ten
     return full * (1 + torch.cos(math.pi * epoch / recipe.epochs)) / 2
 
 
-def draw_rows(recipe: Recipe, n: int, n_replay: int, keys: Tensor, steps: Tensor) -> Tensor:
+def draw_rows(recipe: Drawn, n: int, n_replay: int, keys: Tensor, steps: Tensor) -> Tensor:
     """Rows of the pool (S, K, B), D first and then P, for `steps` (S,) of networks with these keys (K,).
 
     `n` images of D (or, with labels, of P) and `n_replay` of P. Many steps' draws are made at once: they depend on

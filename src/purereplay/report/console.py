@@ -18,7 +18,6 @@ from purereplay.data.sources import cache_root
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate import experiment as experiments
 from purereplay.evaluate.judge import Line
-from purereplay.evaluate.plan import PHASES
 from purereplay.evaluate.plan import estimate as estimate_run
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
@@ -102,8 +101,11 @@ def _show_result(path: Path, result: Line) -> None:
     table.add_row("after each task", "  ".join(percent(a) for a in result["accuracy_after_task"]))
     table.add_row("forgetting", percent(result["forgetting"]))
     table.add_row("noise in the stream", percent(result["stream_noise"]))
-    table.add_row("noise in what passed the filter", percent(result["passed_noise"]))
-    table.add_row("purity of P", percent(result["purity"]))
+    if result["n_passed"] is not None:
+        table.add_row("noise in what passed the filter", percent(result["passed_noise"]))
+    table.add_row(
+        "purity of P" if result["n_passed"] is not None else "purity of the memory", percent(result["purity"])
+    )
     table.add_row("filtered noise", percent(result["filtered_noise"]))
     times = "  ".join(f"{phase} {duration(s)}" for phase, s in result["seconds"].items() if phase != "total")
     table.add_row("time", f"{duration(result['seconds']['total'])}  ({times})")
@@ -122,20 +124,21 @@ def estimate(settings: RunSettings) -> None:
     engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
         guess = estimate_run(settings, experiments.make_learner(settings, dataset, engine), stream.task_ends)
-    table = Table("phase", "steps", "ms a step", "time", box=None, padding=(0, 2, 0, 0))
+    names = ("phase", "steps", "ms a step", "time", "at once", "would fit")
+    table = Table(*names, box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
-    for phase in PHASES:
-        steps, speed = guess.plan.steps[phase], guess.seconds_per_step[phase]
-        table.add_row(phase, f"{steps:,}", f"{1000 * speed:.2f}", duration(steps * speed))
+    for phase, speed in guess.seconds_per_step.items():
+        steps = guess.plan.steps[phase]
+        side, fit = guess.side_by_side[phase], guess.fit[phase]
+        table.add_row(phase, f"{steps:,}", f"{1000 * speed:.3f}", duration(steps * speed), f"{side}", f"{fit:,}")
     budget = "" if settings.budget == 1 else f", at {settings.budget:g} times the preset's self-supervised epochs"
     out.print(f"{len(stream):,} samples of {info.name} fill {guess.plan.n_buffers} delayed buffers{budget}")
     out.print(table)
     out.print(
         f"about [bold]{duration(guess.seconds)}[/bold] on {experiments.device_name(engine.device)}, "
-        f"{guess.side_by_side} experts side by side, in about {guess.memory / 2**20:,.0f} MiB"
+        f"in about {guess.memory / 2**20:,.0f} MiB"
     )
-    out.print(f"the memory allowed would hold {guess.fit['expert']:,} experts or {guess.fit['base']:,} bases at once")
 
 
 def datasets() -> None:

@@ -29,6 +29,26 @@ def draw_run(run: Path, path: Path) -> None:
     budget = "" if settings.budget == 1 else f", budget {settings.budget:g}"
     title = f"{settings.dataset}, {noise}: {settings.learner}, {settings.preset}{budget}, seed {settings.seed}"
     figure.suptitle(title, fontsize=10, color=_INK)
+    save(figure, path)
+
+
+def draw_bars(groups: list[str], bars: dict[str, list[tuple[float, float] | None]], title: str, path: Path) -> None:
+    """A group of bars for each of `groups`, one bar (height, spread or NaN) for each name in `bars`."""
+    width = 0.8 / len(bars)
+    figure = Figure(figsize=(max(5.0, 2.5 + 0.35 * len(groups) * len(bars)), 3.6), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, heights) in enumerate(bars.items()):
+        known = [(x, bar) for x, bar in enumerate(heights) if bar is not None]
+        places = [x + (i - (len(bars) - 1) / 2) * width for x, _ in known]
+        spreads = [spread for _, (_, spread) in known]
+        axes.bar(places, [height for _, (height, _) in known], width, yerr=spreads, capsize=2, label=name)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel(title)
+    _tidy(axes)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -58,10 +78,15 @@ def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
         axes.set_axis_off()
         return
     at = [line["buffer"] for line in buffers]
+    judges = any(line["n_passed"] is not None for line in buffers)
     curves = (
         ("in the delayed buffer", _GREY, [line["noise"] for line in buffers]),
         ("in what passed the filter", _RED, [line["passed_noise"] for line in buffers]),
-        ("in the purified buffer", _GREEN, [None if (p := line["purity"]) is None else 1 - p for line in buffers]),
+        (
+            "in the purified buffer" if judges else "in the memory",
+            _GREEN,
+            [None if (p := line["purity"]) is None else 1 - p for line in buffers],
+        ),
     )
     for label, colour, values in curves:
         points = [(x, 100 * v) for x, v in zip(at, values, strict=True) if v is not None]

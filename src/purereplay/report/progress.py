@@ -15,7 +15,6 @@ from purereplay.data.download import Progress as DownloadProgress
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
-from purereplay.evaluate.plan import PHASES
 from purereplay.nets.engine import Progress as EngineProgress
 
 out = Console(highlight=False, soft_wrap=True)
@@ -29,6 +28,7 @@ class Show:
         self.experiments: list[Experiment] = []
         self.interrupted: list[bool] = []  # holds something once Ctrl-C was pressed
         self.last: dict[str, dict[str, float | None]] = {"purity": {}, "accuracy": {}}  # by run folder
+        self.memory: dict[str, str] = {}  # what a run's memory is called
         self.buffers: TaskID | None = None
         self.job: TaskID | None = None
         self.said = time.monotonic()
@@ -54,13 +54,14 @@ class Show:
         def hear(line: Line) -> None:
             if line["event"] == "buffer":
                 self.last["purity"][name] = line["purity"]
+                self.memory[name] = "the memory" if line["n_passed"] is None else "P"
             else:
                 self.last["accuracy"][name] = line["accuracy"]
                 purity = self.last["purity"].get(name)
                 who = f"{name}: " if len(self.experiments) > 1 else ""
                 text = f"{who}task {line['task'] + 1} (classes {', '.join(map(str, line['classes']))}): "
                 text += f"accuracy {percent(line['accuracy'])}"
-                self.bars.print(text + ("" if purity is None else f", purity of P {percent(purity)}"))
+                self.bars.print(text + ("" if purity is None else f", purity of {self.memory[name]} {percent(purity)}"))
             self._update_buffers(None)
 
         return hear
@@ -83,16 +84,17 @@ class Show:
 
 def remaining(experiments: list[Experiment], now: EngineProgress | None) -> float | None:
     """Seconds left, from the measured speed of each phase; a phase not met yet counts as fast as the others."""
-    seconds = {phase: sum(e.account.seconds.get(phase, 0.0) for e in experiments) for phase in PHASES}
-    done = {phase: sum(e.account.steps.get(phase, 0) for e in experiments) for phase in PHASES}
-    total = {phase: sum(e.plan.steps[phase] for e in experiments) for phase in PHASES}
-    speeds = {phase: seconds[phase] / done[phase] for phase in PHASES if done[phase]}
+    phases = {phase for e in experiments for phase in e.plan.steps}
+    seconds = {phase: sum(e.account.seconds.get(phase, 0.0) for e in experiments) for phase in phases}
+    done = {phase: sum(e.account.steps.get(phase, 0) for e in experiments) for phase in phases}
+    total = {phase: sum(e.plan.steps.get(phase, 0) for e in experiments) for phase in phases}
+    speeds = {phase: seconds[phase] / done[phase] for phase in phases if done[phase]}
     if not speeds:
         return None
     usual = sum(speeds.values()) / len(speeds)
     running = {now.phase: now.done * now.n_networks} if now else {}
     return sum(
-        max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, usual) for phase in PHASES
+        max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, usual) for phase in phases
     )
 
 

@@ -26,7 +26,7 @@ from purereplay.nets.fused.linear import (
 )
 from purereplay.nets.fused.parameters import BETA1, BETA2, Parameters
 from purereplay.nets.fused.resnet import FusedResNet
-from purereplay.nets.jobs import Contrastive, Job, Trained
+from purereplay.nets.jobs import Contrastive, Job, Rehearsal, Trained
 from purereplay.nets.loops import joined_pool
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
 from purereplay.nets.resnet import ResNet18
@@ -82,6 +82,7 @@ class FusedLoop:
     def __init__(self, jobs: Sequence[Job], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         job, k = jobs[0], len(jobs)
         network, recipe = job.network, job.recipe
+        assert not isinstance(recipe, Rehearsal)
         self.device, self.network, self.recipe = device, network, recipe
         self.n_bytes = k * fused_bytes(job)
         self.steps_per_epoch, self.n_images = job.steps_per_epoch, job.images.shape[0]

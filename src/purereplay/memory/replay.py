@@ -1,0 +1,128 @@
+"""What the rivals replay: a memory of raw stream samples, each kept or not when it comes by.
+
+Deciding and storing are two steps. `place` decides from the labels alone and is cheap, so a learner can plan many
+training steps ahead; `write` then brings the images of everything that was placed, in one go. `add` does both.
+A place costs a fixed number of draws per newcomer, kept or not: how a stream is cut into batches changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from purereplay.data.batch import Batch
+
+Whole = NDArray[np.int64]
+Real = NDArray[np.float64]
+
+
+class ReplayMemory(ABC):
+    """At most `capacity` samples: images on the device, all that decides about them on the CPU."""
+
+    n_draws: ClassVar[int]  # uniform numbers that deciding about one newcomer takes
+
+    def __init__(
+        self, capacity: int, image_shape: tuple[int, int, int], n_classes: int, *, device: torch.device
+    ) -> None:
+        self.capacity = capacity
+        self.n_classes = n_classes
+        self.n = 0
+        self.seen = np.zeros(n_classes, np.int64)  # offered so far, by class
+        self._images = torch.zeros((capacity, *image_shape), dtype=torch.uint8, device=device)
+        self._labels = np.zeros(capacity, np.int64)
+        self._index = np.zeros(capacity, np.int64)
+        self._unwritten = np.zeros(capacity, bool)  # placed, but the image is still to come
+
+    @property
+    def is_full(self) -> bool:
+        return self.n == self.capacity
+
+    @property
+    def labels(self) -> Whole:
+        """Labels by slot as placed, int64 (n,): a view that the next `place` changes."""
+        return self._labels[: self.n]
+
+    @property
+    def index(self) -> Tensor:
+        """Who is held, int64 (n,)."""
+        self._check_written()
+        return torch.from_numpy(self._index[: self.n].copy())
+
+    def place(self, labels: Whole, generator: torch.Generator) -> Whole:
+        """The slot that each newcomer takes in its turn, -1 where it is not kept: int64 (n,) in and out.
+
+        A later newcomer may take the slot of an earlier one. `generator` is a CPU generator.
+        """
+        seen = self.seen + np.bincount(labels, minlength=self.n_classes)  # an unknown label fails here
+        draws = torch.rand((len(labels), self.n_draws), generator=generator, dtype=torch.float64).numpy()
+        slots = self._place(labels, draws)
+        kept = slots >= 0
+        taken = slots[kept]
+        self._labels[taken] = labels[kept]  # of a slot's newcomers numpy lets the last one win
+        self._unwritten[taken] = True
+        self.seen = seen
+        self.n = min(self.capacity, self.n + len(labels))
+        return slots
+
+    @abstractmethod
+    def _place(self, labels: Whole, draws: Real) -> Whole:
+        """Slots (n,) for labels (n,) by uniform draws (n, n_draws); free slots are taken first, in ascending order.
+
+        `n` and `seen` are still those from before the newcomers.
+        """
+
+    def write(self, slots: Whole, batch: Batch) -> None:
+        """Bring what was placed since the last write, in that order; -1 and who lost its slot again are passed by."""
+        rows = np.flatnonzero(slots >= 0)
+        last = np.empty(self.capacity, np.int64)
+        last[slots[rows]] = rows
+        rows = rows[last[slots[rows]] == rows]
+        slots = slots[rows]
+        self._images[torch.from_numpy(slots)] = batch.images[torch.from_numpy(rows)].to(self._images.device)
+        self._index[slots] = batch.index.cpu().numpy()[rows]
+        self._unwritten[slots] = False
+
+    def add(self, batch: Batch, generator: torch.Generator) -> Whole:
+        """Place and write; returns the slots."""
+        slots = self.place(batch.labels.cpu().numpy(), generator)
+        self.write(slots, batch)
+        return slots
+
+    def contents(self) -> Batch:
+        """A copy of the samples held; only the images are on the device."""
+        self._check_written()
+        return self._copy()
+
+    def _copy(self) -> Batch:
+        labels, index = (torch.from_numpy(a[: self.n].copy()) for a in (self._labels, self._index))
+        return Batch(self._images[: self.n].clone(), labels, index)
+
+    def _check_written(self) -> None:
+        if self._unwritten.any():  # their labels would stand beside the images of those who left
+            raise RuntimeError("Samples were placed in the replay memory and not written yet.")
+
+    def state(self) -> dict[str, Tensor]:
+        """All that decides what comes next, also between `place` and `write`."""
+        unwritten = torch.from_numpy(self._unwritten[: self.n].copy())
+        return self._copy()._asdict() | {"unwritten": unwritten, "seen": torch.from_numpy(self.seen.copy())}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.n = state["labels"].shape[0]
+        self.seen = state["seen"].cpu().numpy().copy()
+        self._images[: self.n] = state["images"].to(self._images.device)
+        self._unwritten[:] = False
+        for name, ours in (("labels", self._labels), ("index", self._index), ("unwritten", self._unwritten)):
+            ours[: self.n] = state[name].cpu().numpy()
+
+
+def slots_by_class(labels: Whole, n_classes: int) -> list[list[int]]:
+    """For each class the slots that hold it, in ascending order; the order makes it a function of the labels alone."""
+    held: list[list[int]] = [[] for _ in range(n_classes)]
+    for slot, label in enumerate(labels.tolist()):
+        held[label].append(slot)
+    return held

@@ -1,0 +1,124 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from purereplay.nets.engine import Engine
+from purereplay.nets.jobs import Job, Rehearsal
+from purereplay.nets.networks import MLP, Head, Network, stack
+from purereplay.nets.rehearsal import cutmix, sample_losses
+from purereplay.nets.resnet import ResNet18
+
+CPU = torch.device("cpu")
+NETWORK = Network(MLP(16, (12, 12)), Head(4))
+
+
+def job(k: int, recipe: Rehearsal, n_steps: int = 5, n: int = 20, network: Network = NETWORK, shape=(1, 4, 4)) -> Job:
+    generator = torch.Generator().manual_seed(k)
+    images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
+    listed = recipe.n_incoming + recipe.n_candidates or recipe.batch_size
+    index = torch.randint(0, n, (n_steps, listed), generator=generator)
+    rates = torch.linspace(0.1, 0.05, n_steps)
+    labels = torch.randint(0, 4, (n,), generator=generator)
+    return Job("test", network, network.init(k), recipe, images, k, labels=labels, index=index, rates=rates)
+
+
+def by_hand(one: Job, choose=lambda state, index, rate: index) -> dict[str, torch.Tensor]:
+    """The same training, a network and a step at a time, with PyTorch's own optimizers."""
+    recipe = one.recipe
+    state = {n: t.clone().requires_grad_() for n, t in stack([one.state]).items()}
+    parameters = list(state.values())
+    if recipe.optimizer == "adam":
+        optimizer = torch.optim.Adam(parameters, weight_decay=recipe.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(parameters, 0.1, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    for index, rate in zip(one.index, one.rates, strict=True):
+        optimizer.param_groups[0]["lr"] = float(rate)
+        chosen = choose(state, index, rate)
+        optimizer.zero_grad()
+        logits = one.network.outputs(state, one.images[chosen][None].float() / 255, training=True)[0]
+        F.cross_entropy(logits, one.labels[chosen]).backward()
+        if recipe.clip is not None:
+            torch.nn.utils.clip_grad_value_(parameters, recipe.clip)
+        optimizer.step()
+    return {n: t[0].detach() for n, t in state.items()}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Rehearsal(6, optimizer="sgd"),
+        Rehearsal(6, optimizer="sgd", momentum=0.9, weight_decay=1e-2),
+        Rehearsal(6, optimizer="adam", clip=1e-2),
+    ],
+)
+def test_listed_batches_are_trained_on(recipe):
+    jobs = [job(k, recipe) for k in range(3)]
+    together = Engine(CPU).train(jobs)
+    for one, trained in zip(jobs, together, strict=True):
+        expected = by_hand(one)
+        for name, t in trained.state.items():
+            torch.testing.assert_close(t, expected[name], rtol=5e-3, atol=1e-4)
+        assert int(trained.optimizer["step"]) == 5
+
+
+def test_training_goes_on_where_it_was():
+    recipe = Rehearsal(6, optimizer="sgd", momentum=0.9)
+    whole = job(0, recipe, n_steps=6)
+    [at_once] = Engine(CPU).train([whole])
+    first = replace(whole, index=whole.index[:2], rates=whole.rates[:2])
+    [half] = Engine(CPU).train([first])
+    second = replace(whole, index=whole.index[2:], rates=whole.rates[2:], state=half.state, optimizer=half.optimizer)
+    [rest] = Engine(CPU).train([second])
+    assert all(torch.equal(rest.state[n], at_once.state[n]) for n in rest.state)
+
+
+def test_mir_replays_what_a_virtual_step_harms_most():
+    recipe = Rehearsal(6, optimizer="sgd", n_incoming=3, n_candidates=8, n_replayed=3)
+    one = job(0, recipe)
+
+    def brute_force(state, index, rate):
+        def losses(weights, rows):
+            logits = one.network.outputs(weights, one.images[rows][None].float() / 255, training=True)
+            return sample_losses(logits, one.labels[rows][None])[0]
+
+        gradients = torch.autograd.grad(losses(state, index[:3]).mean(), list(state.values()))
+        virtual = {n: t - rate * g for (n, t), g in zip(state.items(), gradients, strict=True)}
+        harm = {int(c): float((losses(virtual, c[None]) - losses(state, c[None])).detach()) for c in index[3:]}
+        worst = sorted(range(3, 11), key=lambda i: -harm[int(index[i])])[:3]
+        return torch.cat([index[:3], index[worst]])
+
+    [trained] = Engine(CPU).train([one])
+    expected = by_hand(one, brute_force)
+    for name, t in trained.state.items():
+        torch.testing.assert_close(t, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_mir_leaves_batch_norms_statistics_to_the_real_step():
+    network = Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(4))
+    recipe = Rehearsal(6, optimizer="sgd", n_incoming=3, n_candidates=8, n_replayed=3)
+    plain = Rehearsal(6, optimizer="sgd")
+    [mir] = Engine(CPU).train([job(0, recipe, n_steps=1, network=network)])
+    [one] = Engine(CPU).train([job(0, plain, n_steps=1, network=network)])
+    start = network.init(0)["backbone.bn1.running_mean"]
+    # one step moves a running mean by a tenth of the batch's mean, whatever was tried before it
+    assert mir.state["backbone.bn1.running_mean"].norm() < 2 * one.state["backbone.bn1.running_mean"].norm()
+    assert not torch.equal(mir.state["backbone.bn1.running_mean"], start)
+
+
+def test_cutmix_pastes_a_box_and_says_how_much():
+    images = torch.arange(5.0).view(1, 5, 1, 1, 1).expand(1, 5, 1, 20, 20)
+    labels = torch.arange(5)[None]
+    mixed, (other, own) = cutmix(images, labels, torch.tensor([[0.36, 0.5, 0.5, 0.0]]), 0.5)
+    assert (other == torch.tensor([[4, 0, 1, 2, 3]])).all()
+    kept = (mixed[0, :, 0] == images[0, :, 0]).double().mean((1, 2))
+    torch.testing.assert_close(kept, own[0].double().expand(5))
+    assert own[0, 0] == pytest.approx(1 - (16 / 20) ** 2)  # a box of side sqrt(1 - 0.36) = 0.8
+    untouched, (_, share) = cutmix(images, labels, torch.tensor([[0.36, 0.5, 0.5, 0.9]]), 0.5)
+    assert torch.equal(untouched, images) and share.item() == 1
+
+
+def test_cutmix_takes_part_in_training():
+    a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", cutmix=p))])[0].loss for p in (0.0, 1.0))
+    assert a != b
