@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -262,6 +263,20 @@ def test_running_out_of_memory_halves_the_number_of_networks(caplog):
     answers = Small(CPU).train(jobs)
     assert tried == [10, 5, 2, 2, 2, 2, 2] and "going on with 5" in caplog.text
     assert [a.loss for a in answers] == pytest.approx([Engine(CPU).train([one])[0].loss for one in jobs], rel=1e-5)
+
+
+def test_where_the_fast_loop_fails_the_plain_one_serves(caplog):
+    class Broken:
+        def __init__(self, jobs, device):
+            raise RuntimeError("no such instruction")
+
+    jobs = [job(k, Contrastive(epochs=2, batch_size=12)) for k in range(2)]
+    engine = Engine(CPU)
+    engine._fused = SimpleNamespace(can_train=lambda _: True, fused_bytes=network_bytes, FusedLoop=Broken)
+    answers = engine.train(jobs)
+    assert [r.message for r in caplog.records if "no such instruction" in r.message]
+    assert [a.loss for a in answers] == [a.loss for a in Engine(CPU).train(jobs)]
+    assert len(caplog.records) == 1 and engine.train(jobs)[0].loss == answers[0].loss  # one warning only
 
 
 def test_one_network_too_large_for_the_memory_is_a_clear_error():

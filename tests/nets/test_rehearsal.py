@@ -74,6 +74,15 @@ def test_training_goes_on_where_it_was():
     assert all(torch.equal(rest.state[n], at_once.state[n]) for n in rest.state)
 
 
+def test_jobs_with_other_rates_do_not_share_them():
+    recipe = Rehearsal(6, optimizer="sgd")
+    jobs = [job(0, recipe), replace(job(0, recipe), rates=torch.full((5,), 0.01))]
+    together = Engine(CPU).train(jobs)
+    for one, trained in zip(jobs, together, strict=True):
+        [alone] = Engine(CPU).train([one])
+        assert all(torch.equal(alone.state[n], trained.state[n]) for n in alone.state)
+
+
 def test_mir_replays_what_a_virtual_step_harms_most():
     recipe = Rehearsal(6, optimizer="sgd", n_incoming=3, n_candidates=8, n_replayed=3)
     one = job(0, recipe)

@@ -43,6 +43,10 @@ class Progress(NamedTuple):
     total: int
 
 
+class _NotFused(Exception):
+    """The fast loop turned out not to work."""
+
+
 class Engine:
     """Trains jobs on one device; `watch` hears of progress a few times a second and may raise to interrupt."""
 
@@ -78,6 +82,8 @@ class Engine:
                 some = left[: self.side_by_side(jobs[left[0]])]
                 try:
                     trained = self._train_group([jobs[i] for i in some])
+                except _NotFused:
+                    return self.train(jobs)  # what was trained so far is lost: this is found out at the first job
                 except torch.cuda.OutOfMemoryError:
                     if len(some) == 1:
                         raise UserError(
@@ -113,8 +119,8 @@ class Engine:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
             if isinstance(jobs[0].recipe, Rehearsal):
                 loop = RehearsalLoop(jobs, self.device)
-            elif self._fused and self._is_fused(jobs[0]):
-                loop = self._fused.FusedLoop(jobs, self.device)
+            elif self._is_fused(jobs[0]):
+                loop = self._make_fused(jobs)
             elif self.device.type == "cpu" and self.precision == "float32" and can_train(jobs[0]):
                 loop = PerceptronLoop(jobs)
             else:
@@ -133,6 +139,21 @@ class Engine:
         if not (all(math.isfinite(a.loss) for a in answers) and bool(sums.isfinite().all())):
             raise UserError(f"The training of the {jobs[0].phase} network diverged: lower its learning rate.")
         return answers
+
+    def _make_fused(self, jobs: list[Job]) -> Loop:
+        """The fast loop, compiled and captured; where that fails the plain one serves from now on, with one warning."""
+        assert self._fused is not None
+        try:
+            loop: Loop = self._fused.FusedLoop(jobs, self.device)
+            loop.load(jobs)
+            loop.advance(1)
+            return loop
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("the fast training loop does not work here, the plain one runs: %s", str(error)[:300])
+            self._fused = None
+            raise _NotFused from error
 
     def _halve(self, job: Job, k: int) -> None:
         """Memory ran out with k networks: let go of everything, and do with half from now on."""

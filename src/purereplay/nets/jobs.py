@@ -109,8 +109,9 @@ class Job:
 
     @property
     def kind(self) -> Hashable:
-        """Jobs of one kind can be trained in one go: of one shape, they share the optimizer's step and the rate."""
-        return self.shape, self.start, self.steps_before
+        """Jobs of one kind can be trained in one go: of one shape, they share the optimizer's step and the rates."""
+        rates = None if self.rates is None else self.rates.cpu().numpy().tobytes()
+        return self.shape, self.start, self.steps_before, rates
 
 
 class Trained(NamedTuple):
