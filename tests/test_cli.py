@@ -37,7 +37,9 @@ def test_version_is_the_packages_own():
     assert run("--version").stdout.strip() == f"purereplay {purereplay.__version__}"
 
 
-@pytest.mark.parametrize("name", ["run", "resume", "sweep", "demo", "plot", "estimate", "datasets", "settings"])
+@pytest.mark.parametrize(
+    "name", ["run", "resume", "sweep", "demo", "plot", "compare", "estimate", "datasets", "settings"]
+)
 def test_every_command_has_help(name):
     done = run(name, "--help")
     assert done.returncode == 0 and "Usage" in done.stdout
@@ -97,6 +99,7 @@ def test_sweep_makes_a_folder_per_combination_and_goes_on(tmp_path):
 def test_lists():
     listed = run("datasets").stdout
     assert all(name in listed for name in ("digits", "mnist", "cifar10", "cifar100", "webvision14", "cifar10n"))
+    assert "gdumb_epochs" in run("settings", "--learner", "gdumb").stdout
     shown = run("settings").stdout
     assert all(name in shown for name in ("paper", "reference", "admission", "expert_epochs"))
 

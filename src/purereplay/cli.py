@@ -278,16 +278,21 @@ def datasets() -> None:
 
 
 @app.command()
-def settings(preset: Annotated[str | None, typer.Option(help="Show one preset only.")] = None) -> None:
-    """List every setting of Self-Purified Replay with its value in each preset.
+def settings(
+    preset: Annotated[str | None, typer.Option(help="Show one preset only.")] = None,
+    learner: LearnerName = "spr",
+) -> None:
+    """List every setting with its value in each preset; a rival's have no presets.
 
-    Example:
+    Examples:
 
         purereplay settings --preset paper
+
+        purereplay settings --learner gdumb
     """
     from purereplay.report import console
 
-    console.settings(preset)
+    console.settings(preset, learner)
 
 
 def _resolve(

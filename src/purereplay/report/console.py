@@ -21,7 +21,8 @@ from purereplay.evaluate.judge import Line
 from purereplay.evaluate.plan import estimate as estimate_run
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
-from purereplay.learners.settings import BY_DATASET, PRESETS, SprSettings, preset_settings
+from purereplay.learners.rivals import RIVALS, RivalSettings
+from purereplay.learners.settings import BY_DATASET, LEARNERS, PRESETS, SprSettings, preset_settings
 from purereplay.nets.engine import Engine, drive_together
 from purereplay.report.pictures import draw_run
 from purereplay.report.progress import Show, download_bars, duration, interruptible, out, percent, progress_bars
@@ -162,8 +163,18 @@ def datasets() -> None:
     out.print(f"\nFiles are looked for under PUREREPLAY_DATA, then in {cache_root()}.")
 
 
-def settings(preset: str | None) -> None:
+def settings(preset: str | None, learner: str) -> None:
     """List every setting; where a preset differs from the default it is bold."""
+    if learner in RIVALS:
+        table = Table("setting of the rivals", "default", box=None, padding=(0, 2, 0, 0))
+        for f in fields(RivalSettings):
+            value = getattr(RivalSettings(), f.name)
+            table.add_row(f.name, "by data" if value is None and f.name != "clip" else str(value).lower())
+        out.print(table)
+        out.print("each rival uses those that concern it; change any with --set NAME=VALUE")
+        return
+    if learner not in LEARNERS:
+        raise UserError(f"The learner {learner!r} is unknown: choose one of {', '.join((*LEARNERS, *RIVALS))}.")
     names = [preset] if preset else list(PRESETS)
     chosen = {name: preset_settings(name) for name in names}
     default = SprSettings()
