@@ -142,3 +142,38 @@ def test_chunks_of_steps_make_no_difference():
     assert a.loss == b.loss and all(torch.equal(a.state[n], b.state[n]) for n in a.state)
     again = train(loops[1], [one])[0]  # a loop that is used again remembers nothing
     assert all(torch.equal(a.state[n], again.state[n]) for n in a.state)
+
+
+def small_resnet_job() -> Job:
+    network = Network(ResNet18(channels=3, size=8, width=4), Head(6))
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Job("test", network, network.init(0), Contrastive(epochs=5, batch_size=4), images, 0)
+
+
+@pytest.mark.gpu
+def test_capturing_a_step_leaves_no_trace():
+    """A loop captures when it first needs a number of steps, here 3 and then 2: that must not count as training."""
+    one = small_resnet_job()
+    loop = fused([one])
+    loop.chunk = 3
+    first, again = train(loop, [one])[0], train(loop, [one])[0]
+    assert set(loop.graphs) == {3, 2}
+    assert all(torch.equal(first.state[n], again.state[n]) for n in first.state)
+
+
+def test_what_a_step_changes_is_put_back_by_a_capture():
+    """Everything that a step leaves behind is a parameter, or is named as a statistic."""
+    one = small_resnet_job()
+    loop = fused([one])
+    loop.load([one])
+    before = loop.backbone.read()[0]
+    p = loop.parameters
+    changed = [p.weight, p.mean, p.square, *loop.backbone.statistics()]
+    kept = [t.clone() for t in changed]
+    loop.run_chunk(1)
+    moved = loop.backbone.read()[0]
+    assert any(not torch.equal(before[n], moved[n]) for n in before if "running" in n)
+    for ours, t in zip(changed, kept, strict=True):
+        ours.copy_(t)
+    after = loop.backbone.read()[0]
+    assert all(torch.equal(before[n], after[n]) for n in before)

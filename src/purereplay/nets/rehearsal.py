@@ -19,7 +19,7 @@ from torch import Tensor
 from purereplay.nets.draws import uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
 from purereplay.nets.loops import capture, joined_pool, network_bytes
-from purereplay.nets.networks import Network, State, is_trained, part, prefixed, stack, unstack
+from purereplay.nets.networks import Network, State, is_trained, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 
 _CUTMIX = 3  # the stream of draws
@@ -232,12 +232,3 @@ class RehearsalLoop:
             else:
                 m, s = self.first[name].lerp_(g, 0.1), self.second[name].lerp_(g * g, 0.001)
                 p.sub_(rate / (1 - 0.9**t) * m / ((s / (1 - 0.999**t)).sqrt() + 1e-8))
-
-
-def pair(states: Sequence[State]) -> State:
-    """Two networks' states as one, for techniques that train a pair: names under `0.` and `1.`."""
-    return prefixed("0.", states[0]) | prefixed("1.", states[1])
-
-
-def of_pair(state: State, which: int) -> State:
-    return part(state, f"{which}.")

@@ -203,6 +203,10 @@ class FusedMLP:
     def read(self) -> tuple[State, State, State]:
         return read_as_they_are(self.parameters, self.prefix)
 
+    def statistics(self) -> list[Tensor]:
+        """What a step changes beside the parameters."""
+        return []
+
     def forward(self, x: Tensor) -> Tensor:
         """Views (K, n, n_inputs) -> features (K, n, n_features), each in a place of its own."""
         self.x = x

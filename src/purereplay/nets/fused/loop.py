@@ -226,7 +226,9 @@ class FusedLoop:
 
     def _capture(self, n: int) -> torch.cuda.CUDAGraph:
         """The next n steps as a graph; what the warm-up changes is put back."""
-        kept = [t.clone() for t in (self.parameters.weight, self.parameters.mean, self.parameters.square, self.done)]
+        p = self.parameters
+        changed = [p.weight, p.mean, p.square, self.done, *self.backbone.statistics()]
+        kept = [t.clone() for t in changed]
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -235,11 +237,9 @@ class FusedLoop:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.run_chunk(n)
-        for ours, t in zip(
-            (self.parameters.weight, self.parameters.mean, self.parameters.square, self.done), kept, strict=True
-        ):
+        for ours, t in zip(changed, kept, strict=True):
             ours.copy_(t)
-        self.parameters.settle()
+        p.settle()
         return graph
 
 

@@ -252,6 +252,10 @@ class FusedResNet:
             view = view.view(-1, g.kernel, g.kernel, g.n_in, g.n_out)
         return view.permute(0, 4, 3, 1, 2)
 
+    def statistics(self) -> list[Tensor]:
+        """What a step changes beside the parameters: the batch norms' running mean and variance."""
+        return [layer.running for layer in self.layers]
+
     def forward(self, images: Tensor) -> Tensor:
         """Features of images (K, n, size, size, pixel), normalised over each network's n images."""
         if not images.is_contiguous():
