@@ -113,18 +113,15 @@ def resume(
 
         purereplay resume runs/a
     """
-    from dataclasses import replace
-
     from purereplay.evaluate.results import RunDirectory
-    from purereplay.evaluate.settings import pick_device
+    from purereplay.evaluate.settings import on_device
     from purereplay.report import console
 
     directory, settings = RunDirectory.open(run)
     if (result := directory.result()) is not None:
         console.finished(run, result)
         return
-    settings = replace(settings, device=pick_device(device or settings.device))
-    console.run(settings, run, resume=True)
+    console.run(on_device(settings, device or settings.device), run, resume=True)
 
 
 @app.command()

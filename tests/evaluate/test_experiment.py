@@ -12,7 +12,7 @@ from purereplay.evaluate import experiment as experiments
 from purereplay.evaluate.experiment import make_stream, prepare
 from purereplay.evaluate.plan import estimate, plan
 from purereplay.evaluate.results import RunDirectory
-from purereplay.evaluate.settings import FORMAT, RunSettings, resolve
+from purereplay.evaluate.settings import FORMAT, RunSettings, on_device, resolve
 from purereplay.evaluate.sweep import combinations
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine, drive_together
@@ -304,6 +304,12 @@ def test_every_noise_may_bring_its_own_rate(tmp_path):
     for odd in ({"noise": "symmetric:0.6,asymmetric"}, {"noise_rate": "0.2,0.4"}, {"noise": "symmetric:x"}):
         with pytest.raises(UserError, match="rate"):
             combinations(lists | odd, {}, device="cpu", precision="auto", out=tmp_path)
+
+
+def test_a_run_that_moves_to_the_cpu_computes_in_float32_there():
+    begun = replace(resolve(dataset="digits", device="cpu"), device="cuda", precision="bf16")
+    moved = on_device(begun, "cpu")
+    assert (moved.device, moved.precision) == ("cpu", "float32") and moved.options == begun.options
 
 
 def test_the_cpu_computes_in_float32():

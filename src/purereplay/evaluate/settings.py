@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast, get_args
 
 import torch
@@ -115,6 +115,13 @@ def pick_precision(name: str, device: str) -> Precision:
     if name != "float32" and device == "cpu":
         raise UserError(f"The precision {name} is for CUDA: the CPU computes in float32.")
     return cast(Precision, name)
+
+
+def on_device(settings: RunSettings, device: str) -> RunSettings:
+    """The same run on a device that may be another; then in that device's usual precision."""
+    chosen = pick_device(device)
+    precision = settings.precision if chosen == settings.device else pick_precision("auto", chosen)
+    return replace(settings, device=chosen, precision=precision)
 
 
 def to_json(settings: RunSettings) -> dict[str, Any]:
