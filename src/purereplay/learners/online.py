@@ -31,7 +31,7 @@ _BATCHES_AT_ONCE = 100  # trained as one job
 
 
 @dataclass(frozen=True)
-class Onlineness:
+class OnlineTraining:
     """How an online learner trains."""
 
     batch_size: int = 10  # incoming samples of a step
@@ -50,7 +50,7 @@ class Online(Learner):
     n_classes: int
     image_shape: tuple[int, int, int]
     memory: ReplayMemory | None
-    how: Onlineness
+    how: OnlineTraining
     engine: Engine
     seed: int = 0
     weights: State = field(init=False)

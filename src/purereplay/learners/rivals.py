@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from purereplay.learners.offline import FromScratch, Training
-from purereplay.learners.online import Online, Onlineness
+from purereplay.learners.online import Online, OnlineTraining
 from purereplay.learners.options import parse, validated
 from purereplay.memory.greedy import GreedyBalanced
 from purereplay.memory.partitioned import PartitionedReservoir
@@ -101,5 +101,5 @@ def build_rival(
             )
         return FromScratch(network, n_classes, image_shape, memory, training, engine, seed)
     candidates = s.candidates if name == "mir" else 0
-    how = Onlineness(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip)
+    how = OnlineTraining(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip)
     return Online(network, n_classes, image_shape, memory, how, engine, seed)
