@@ -417,3 +417,21 @@ def test_the_state_of_an_ablation_moves_to_another_learner(stream, change):
     for each in (one, other):
         each.observe(stream.batch(60, 100))
     assert same(one, other)
+
+
+def test_classes_may_come_that_nobody_spoke_of(stream):
+    batch = stream.batch(0, 60)
+    few, many = (build_spr(TINY, image_shape=(1, 8, 8), n_classes=n, engine=Engine(CPU), seed=0) for n in (1, 10))
+    with pytest.raises(UserError, match="labels known here"):
+        few.observe(batch)
+    few.grow(10)
+    for one in (few, many):
+        one.observe(batch)
+    assert same(few, many)
+    assert torch.equal(few.classifier().logits(batch.images), many.classifier().logits(batch.images))
+    before = few.classifier()
+    few.grow(12)
+    assert few.classifier().logits(batch.images).shape == (60, 12) and few.classifier() is not before
+    other = build_spr(TINY, image_shape=(1, 8, 8), n_classes=1, engine=Engine(CPU), seed=0)
+    other.load(few.state())
+    assert same(other, few) and other.n_classes == 12

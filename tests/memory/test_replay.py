@@ -324,3 +324,18 @@ def test_the_device_holds_the_images_and_decides_nothing(kind):
         assert contents.images.device.type == device and not contents.labels.is_cuda
         held.append([t.cpu() for t in contents])
     assert all(torch.equal(a, b) for a, b in zip(*held, strict=True))
+
+
+@every_kind
+def test_classes_that_are_made_room_for_later_change_nothing(kind):
+    labels = [0, 1] * 20 + stream(100, [1, 2, 3, 4])
+    known, grown = memory(kind, 12), kind(12, (1, 2, 2), 2, device=CPU)
+    for ours in (known, grown):
+        generator = torch.Generator().manual_seed(5)
+        fill(ours, labels[:40], generator)
+        ours.grow(N_CLASSES)
+        fill(ours, labels[40:], generator, start=40)
+    assert_equal(known, grown)
+    loaded = kind(12, (1, 2, 2), 1, device=CPU)
+    loaded.load(grown.state())
+    assert_equal(loaded, grown)

@@ -85,6 +85,12 @@ class SPR(Learner):
         self.image_shape = self.delayed.image_shape
         self.base = self._fresh_network("base weights")
 
+    def grow(self, n_classes: int) -> None:
+        """Labels below `n_classes` may come from now on; only ever more."""
+        self.purified.grow(n_classes)
+        if self.purified.n_classes > self.n_classes:
+            self.n_classes, self._classifier = self.purified.n_classes, None
+
     # ---------------------------------------------------------------- Algorithm 1: training and filtering
 
     def take(self, batch: Batch) -> None:
@@ -280,6 +286,7 @@ class SPR(Learner):
         self.task_ended = bool(state["task_ended"])
         self.delayed.load(part(state, "delayed."))
         self.purified.load(part(state, "purified."))
+        self.n_classes = self.purified.n_classes
         self.base = {name: t.to(device) for name, t in part(state, "base.").items()}
         self.base_optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
         n_waiting = self.n_queued - self.n_done

@@ -52,6 +52,10 @@ class GreedyBalanced(ReplayMemory):
         which, sample = divmod(int(leave * len(crowded) * largest), largest)
         return crowded[which].pop(sample)
 
+    def grow(self, n_classes: int) -> None:
+        super().grow(n_classes)
+        self._held = slots_by_class(self.labels, self.n_classes)
+
     def load(self, state: dict[str, Tensor]) -> None:
         super().load(state)
         self._held = slots_by_class(self.labels, self.n_classes)

@@ -69,6 +69,11 @@ class PartitionedReservoir(ReplayMemory):
         self._counts[crowded] -= 1
         return self._held[crowded].pop(int(leave * len(self._held[crowded])))
 
+    def grow(self, n_classes: int) -> None:
+        super().grow(n_classes)
+        self._held = slots_by_class(self.labels, self.n_classes)
+        self._counts = np.array([float(len(slots)) for slots in self._held])
+
     def load(self, state: dict[str, Tensor]) -> None:
         super().load(state)
         self._held = slots_by_class(self.labels, self.n_classes)

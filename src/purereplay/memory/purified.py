@@ -66,6 +66,11 @@ class PurifiedBuffer:
         """Who is held, int64 (n,)."""
         return torch.from_numpy(self._index[: self.n].copy())
 
+    def grow(self, n_classes: int) -> None:
+        """Make room for more classes, up to this many in all."""
+        self._seen = np.concatenate([self._seen, np.zeros(max(0, n_classes - self.n_classes), np.int64)])
+        self.n_classes = len(self._seen)
+
     def add(self, batch: Batch, clean_probability: Tensor, generator: torch.Generator) -> None:
         """Offer samples with their clean probability; `generator` is a CPU generator and decides on admission."""
         labels, index = batch.labels.cpu().numpy(), batch.index.cpu().numpy()
@@ -134,6 +139,7 @@ class PurifiedBuffer:
         return batch._asdict() | {"probability": probability, "seen": torch.from_numpy(self._seen.copy())}
 
     def load(self, state: dict[str, Tensor]) -> None:
+        self.grow(state["seen"].shape[0])
         self.n = state["labels"].shape[0]
         self._images[: self.n] = state["images"].to(self._images.device)
         self._seen[:] = state["seen"].cpu().numpy()

@@ -38,6 +38,11 @@ class ReplayMemory(ABC):
         self._index = np.zeros(capacity, np.int64)
         self._unwritten = np.zeros(capacity, bool)  # placed, but the image is still to come
 
+    def grow(self, n_classes: int) -> None:
+        """Make room for more classes, up to this many in all."""
+        self.seen = np.concatenate([self.seen, np.zeros(max(0, n_classes - self.n_classes), np.int64)])
+        self.n_classes = len(self.seen)
+
     @property
     def is_full(self) -> bool:
         return self.n == self.capacity
@@ -112,6 +117,7 @@ class ReplayMemory(ABC):
         return self._copy()._asdict() | {"unwritten": unwritten, "seen": torch.from_numpy(self.seen.copy())}
 
     def load(self, state: dict[str, Tensor]) -> None:
+        self.grow(state["seen"].shape[0])
         self.n = state["labels"].shape[0]
         self.seen = state["seen"].cpu().numpy().copy()
         self._images[: self.n] = state["images"].to(self._images.device)
