@@ -38,7 +38,8 @@ LearnerName = Annotated[
     str,
     typer.Option(
         "--learner",
-        help="Who learns: spr; its parts self-replay, self-centered-filter; finetune, crs, prs, mir, gdumb, multitask.",
+        help="Who learns: spr; its parts self-replay, self-centered-filter; "
+        "finetune, ewc, crs, prs, mir, gdumb, multitask.",
     ),
 ]
 Preset = Annotated[
@@ -53,6 +54,15 @@ Precision = Annotated[
         help="float32; tf32 or bf16: faster, rounded more; auto: bf16 on CUDA, float32 on the CPU. "
         "Each gives the same bits every time on the same device, and other bits than the others."
     ),
+]
+Robust = Annotated[
+    str | None, typer.Option(help="With crs, prs, mir or gdumb: l2r, pencil, sl or jocor, against wrong labels.")
+]
+Filter = Annotated[
+    str | None, typer.Option("--filter", help="Who judges the delayed buffers: self-centered, aum, incv or none.")
+]
+Graphs = Annotated[
+    str | None, typer.Option(help="Graphs that the Self-Centered filter samples; none: the similarities themselves.")
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the preset; repeatable.")
@@ -82,6 +92,9 @@ def run(
     budget: Budget = 1.0,
     device: Device = "auto",
     precision: Precision = "auto",
+    robust: Robust = None,
+    filter_: Filter = None,
+    graphs: Graphs = None,
     set_: SetOption = None,
 ) -> None:
     """Learn one noisy stream from beginning to end, and measure.
@@ -92,11 +105,16 @@ def run(
 
         purereplay run --dataset mnist --noise symmetric --noise-rate 0.4 --preset quick --seed 1 --out runs/b
 
-        purereplay run --dataset mnist --budget 0.1 --set graphs=20 --out runs/c
+        purereplay run --dataset mnist --budget 0.1 --graphs 20 --out runs/c
+
+        purereplay run --dataset mnist --learner crs --robust sl --out runs/d
     """
     from purereplay.report import console
 
-    settings = _resolve(dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, set_)
+    overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
+    settings = _resolve(
+        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides
+    )
     console.run(settings, out, resume=False)
 
 
@@ -139,6 +157,9 @@ def sweep(
     budget: Annotated[str, typer.Option(help="Factors on the preset's self-supervised epochs.")] = "1",
     device: Device = "auto",
     precision: Precision = "auto",
+    robust: Robust = None,
+    filter_: Filter = None,
+    graphs: Graphs = None,
     set_: SetOption = None,
 ) -> None:
     """Run every combination of lists, trained side by side wherever networks have one shape.
@@ -152,7 +173,9 @@ def sweep(
 
         purereplay sweep --dataset mnist --noise symmetric:0.2,symmetric:0.4,asymmetric:0.2 --out runs/noises
 
-        purereplay sweep --preset demo --set graphs=0,5,20 --seed 1,2,3 --out runs/graphs
+        purereplay sweep --preset demo --graphs none,5,20 --seed 1,2,3 --out runs/graphs
+
+        purereplay sweep --dataset mnist --learner crs,gdumb --robust none,sl,jocor --seed 1,2,3 --out runs/rivals
     """
     from purereplay.evaluate.sweep import combinations
     from purereplay.report import console
@@ -167,7 +190,8 @@ def sweep(
         "budget": budget,
         "seed": seed,
     }
-    console.sweep(combinations(lists, _overrides(set_), device=device, precision=precision, out=out))
+    overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
+    console.sweep(combinations(lists, overrides, device=device, precision=precision, out=out))
 
 
 @app.command()
@@ -198,7 +222,7 @@ def demo(
             with directory.locked():
                 directory.remove()
     for path, learner in learners.items():
-        settings = _resolve("digits", "symmetric", 0.4, "A", learner, "demo", seed, 1.0, "cpu", "float32", None)
+        settings = _resolve("digits", "symmetric", 0.4, "A", learner, "demo", seed, 1.0, "cpu", "float32", {})
         console.run(settings, path, resume=False)
     compare.compare(list(learners), "accuracy", out / "compared.png")
 
@@ -252,6 +276,9 @@ def estimate(
     budget: Budget = 1.0,
     device: Device = "auto",
     precision: Precision = "auto",
+    robust: Robust = None,
+    filter_: Filter = None,
+    graphs: Graphs = None,
     set_: SetOption = None,
 ) -> None:
     """Say how many steps, how much memory and about how long a run would take here. Takes the options of `run`.
@@ -262,7 +289,10 @@ def estimate(
     """
     from purereplay.report import console
 
-    settings = _resolve(dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, set_)
+    overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
+    settings = _resolve(
+        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides
+    )
     console.estimate(settings)
 
 
@@ -303,7 +333,7 @@ def _resolve(
     budget: float,
     device: str,
     precision: str,
-    set_: list[str] | None,
+    overrides: dict[str, str],
 ) -> RunSettings:
     from purereplay.evaluate.settings import resolve
 
@@ -318,18 +348,27 @@ def _resolve(
         seed=seed,
         device=device,
         precision=precision,
-        overrides=_overrides(set_),
+        overrides=overrides,
     )
 
 
-def _overrides(texts: list[str] | None) -> dict[str, str]:
-    """NAME=VALUE, as given to --set."""
+def _overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
+    """NAME=VALUE, as given to --set, and the settings that have an option of their own."""
     overrides = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
         overrides[name.strip().replace("-", "_")] = value.strip()
+    for name, option in named.items():
+        if option is None:
+            continue
+        if name in overrides:
+            raise UserError(f"--{name} and --set {name} say the same thing: leave one of them out.")
+        overrides[name] = option
+    if "graphs" in overrides:
+        counts = overrides["graphs"].split(",")
+        overrides["graphs"] = ",".join("0" if n.strip().lower() == "none" else n for n in counts)
     return overrides
 
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from purereplay.data.batch import Batch
-from purereplay.data.datasets import given_labels, load
+from purereplay.data.datasets import clean_index, given_labels, load
+from purereplay.errors import UserError
 from purereplay.evaluate.experiment import Experiment, prepare
 from purereplay.evaluate.judge import Judge
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.rivals import RIVALS
+from purereplay.learners.rivals import RIVALS, WITH_ROBUST
 from purereplay.learners.settings import LEARNERS
 from purereplay.nets.engine import drive
 
@@ -69,7 +70,8 @@ def marked_experiment(path: Path, learner: str = "spr") -> Experiment:
     assert digits.true_labels is not None
     given = given_labels(digits, noise="symmetric", rate=0.4, seed=1)
     marked = replace(digits, given_labels=given, true_labels=digits.true_labels + MARK)
-    overrides = SHORT["rival" if learner in RIVALS else "spr"]
+    learner, _, technique = learner.partition("+")
+    overrides = SHORT["rival" if learner in RIVALS else "spr"] | ({"robust": technique} if technique else {})
     chosen = {"learner": learner, "preset_name": "demo", "overrides": overrides, "device": "cpu"}
     settings = resolve(dataset="digits", noise="none", **chosen)
     return prepare(settings, path, dataset=marked)
@@ -99,12 +101,43 @@ def test_no_true_label_is_reachable_from_a_learner(experiment):
     look()
 
 
-@pytest.mark.parametrize("name", [*LEARNERS, *RIVALS])
+OTHERS = [f"{learner}+{technique}" for learner in WITH_ROBUST for technique in ("pencil", "sl", "jocor")]
+
+
+@pytest.mark.parametrize("name", [*LEARNERS, *RIVALS, *OTHERS])
 def test_no_learner_reaches_the_truth(tmp_path, name):
     experiment = marked_experiment(tmp_path / "run", name)
     run_until(experiment, 2, lambda: None)
     experiment.learner.classifier()
     assert not truths(experiment.learner)
+
+
+@pytest.mark.parametrize("name", WITH_ROBUST)
+def test_l2r_is_told_the_truth_of_its_declared_samples_alone(tmp_path, name):
+    experiment = marked_experiment(tmp_path / "run", f"{name}+l2r")
+    learner, stream = experiment.learner, experiment.stream
+    told = learner.constants["clean_labels"]
+    assert len(told) == 100 and all(int((told == MARK + c).sum()) == 10 for c in range(10))
+    digits = load("digits")
+    declared = clean_index(digits, 10, seed=1)
+    assert torch.equal(learner.constants["clean_images"], torch.from_numpy(digits.images[declared]))
+    assert not np.isin(stream.order, declared).any() and len(stream.order) + 100 == len(digits.images)
+    learner.constants["clean_labels"] = told - MARK  # it cannot train on marks
+    assert not truths(learner)
+    run_until(experiment, 2, lambda: None)
+    learner.classifier()
+    assert not truths(learner)
+
+
+def test_clean_samples_are_the_same_whatever_the_noise_and_others_go_without_them():
+    digits = load("digits")
+    index = clean_index(digits, 7, seed=3)
+    assert len(set(index.tolist())) == 70 and digits.true_labels is not None
+    assert (np.bincount(digits.true_labels[index]) == 7).all()
+    with pytest.raises(UserError, match="Nobody knows the true labels of digits"):
+        clean_index(replace(digits, true_labels=None), 7, seed=3)
+    with pytest.raises(UserError, match=r"Class 0 of digits has \d+ samples: 1000 clean ones would leave none"):
+        clean_index(digits, 1000, seed=3)
 
 
 @pytest.mark.parametrize("form", ["tensor of a few", "list in stream order", "closure", "judge", "single number"])

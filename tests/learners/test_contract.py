@@ -1,4 +1,4 @@
-"""What holds for every learner, by its name on the command line."""
+"""What holds for every learner, by its name on the command line, and with every technique that goes with it."""
 
 import pytest
 import torch
@@ -7,13 +7,14 @@ from purereplay.data.batch import Batch
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
 from purereplay.learners.base import Learner
-from purereplay.learners.rivals import RIVALS, RivalSettings, build_rival
+from purereplay.learners.rivals import RIVALS, WITH_ROBUST, RivalSettings, build_rival
 from purereplay.learners.settings import LEARNERS, build_spr, make_backbone
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Head, Network
 
 CPU = torch.device("cpu")
-NAMES = [*LEARNERS, *RIVALS]
+TECHNIQUES = ("l2r", "pencil", "sl", "jocor")
+NAMES = [*LEARNERS, *RIVALS, *(f"{learner}+{t}" for learner in WITH_ROBUST for t in TECHNIQUES)]
 SHAPE = (1, 8, 8)
 SMALL = {
     "spr": {"expert_epochs": "8", "base_epochs": "8", "hidden": "24", "delayed_size": "40", "purified_size": "30"},
@@ -22,20 +23,26 @@ SMALL = {
         "hidden": "24",
         "rate": "0.01",
         "candidates": "20",
-        "gdumb_epochs": "30",
+        "gdumb_epochs": "60",
         "gdumb_cutmix": "0",
         "multitask_epochs": "5",
+        "l2r_batch": "20",
+        "pencil_stage1": "3",  # of some 40 epochs online
+        "pencil_stage2": "8",
+        "pencil_rate": "20",
+        "jocor_epochs": "2",
     },
 }
 
 
 def learner(name: str, seed: int = 0) -> Learner:
-    overrides = SMALL["rival" if name in RIVALS else "spr"]
+    name, _, technique = name.partition("+")
+    overrides = SMALL["rival" if name in RIVALS else "spr"] | ({"robust": technique} if technique else {})
     options = resolve(dataset="digits", learner=name, device="cpu", preset_name="demo", overrides=overrides).options
     engine = Engine(CPU)
     if isinstance(options, RivalSettings):
         network = Network(make_backbone(options, SHAPE), Head(10))
-        more = {"network": network, "image_shape": SHAPE, "n_classes": 10, "n_stream": 400}
+        more = {"network": network, "image_shape": SHAPE, "n_classes": 10, "n_stream": 400, "clean": separable(80, 77)}
         return build_rival(name, options, engine=engine, seed=seed, **more)
     return build_spr(options, image_shape=SHAPE, n_classes=10, engine=engine, seed=seed)
 
@@ -101,6 +108,7 @@ def test_it_holds_no_more_than_it_may(name):
     for i in range(4):
         reports = one.observe(separable(100, seed=i + 1))
         assert all(len(report.purified_index) <= 30 for report in reports)
+        assert all(t.shape[0] <= 30 for n, t in one.state().items() if n.startswith("carried."))
     held = sum(t.shape[0] for n, t in one.state().items() if n.endswith(".images") or n == "images")
     assert held <= 30 + 40  # memory, and what waits
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purereplay.nets.augment import cutmix
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Job, Rehearsal
 from purereplay.nets.networks import MLP, Head, Network, stack
-from purereplay.nets.rehearsal import cutmix, sample_losses
 from purereplay.nets.resnet import ResNet18
+from purereplay.nets.technique import sample_losses
 
 CPU = torch.device("cpu")
 NETWORK = Network(MLP(16, (12, 12)), Head(4))

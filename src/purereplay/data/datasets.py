@@ -21,7 +21,7 @@ from purereplay.data.seeds import derive_seed
 from purereplay.data.sources import Source
 from purereplay.errors import UserError
 
-__all__ = ["INFOS", "Dataset", "DatasetInfo", "found_at", "given_labels", "info_for", "load", "names"]
+__all__ = ["INFOS", "Dataset", "DatasetInfo", "clean_index", "found_at", "given_labels", "info_for", "load", "names"]
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -120,6 +120,23 @@ def given_labels(dataset: Dataset, *, noise: str = "none", rate: float = 0.0, se
         mapping=info.asymmetric,
         superclass=info.superclass,
     )
+
+
+def clean_index(dataset: Dataset, n_each: int, seed: int) -> NDArray[np.int64]:
+    """So many samples of every true class, drawn at random, int64 (n_each · n_classes,), for who needs the truth."""
+    info, labels = dataset.info, dataset.true_labels
+    if labels is None:
+        raise UserError(f"Nobody knows the true labels of {info.name}, so no clean samples can be drawn from it.")
+    dice = np.random.default_rng(derive_seed(seed, "clean samples"))
+    chosen = []
+    for c in np.unique(labels).tolist():
+        members = np.flatnonzero(labels == c)
+        if len(members) <= n_each:
+            raise UserError(
+                f"Class {c} of {info.name} has {len(members)} samples: {n_each} clean ones would leave none."
+            )
+        chosen.append(dice.choice(members, n_each, replace=False))
+    return np.concatenate(chosen).astype(np.int64)
 
 
 def _sources(name: str) -> tuple[Source, ...]:

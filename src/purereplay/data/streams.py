@@ -21,8 +21,17 @@ from purereplay.errors import UserError
 class Stream:
     """One pass over the samples, task after task; the order depends on labels, tasks and seed alone."""
 
-    def __init__(self, images: ArrayLike, labels: ArrayLike, *, tasks: Sequence[Sequence[int]], seed: int) -> None:
-        """`images` uint8 (N, C, H, W), a memory map stays one; `labels` (N,): the given ones; `tasks`: class ids."""
+    def __init__(
+        self,
+        images: ArrayLike,
+        labels: ArrayLike,
+        *,
+        tasks: Sequence[Sequence[int]],
+        seed: int,
+        without: NDArray[np.int64] | None = None,
+    ) -> None:
+        """`images` uint8 (N, C, H, W), a memory map stays one; `labels` (N,): the given ones; `tasks`: class ids;
+        `without`: positions of samples that do not pass, the others' order being the same."""
         self._images = np.asarray(images)  # of a memory map: a view, nothing is read
         self._labels: NDArray[np.int64] = np.array(labels, dtype=np.int64)
         if self._images.dtype != np.uint8 or self._images.ndim != 4:
@@ -32,6 +41,8 @@ class Stream:
         self.tasks: tuple[tuple[int, ...], ...] = tuple(tuple(int(c) for c in task) for task in tasks)
         _check_tasks(self.tasks)
         parts = [self._shuffled(number, seed) for number in range(len(self.tasks))]
+        if without is not None:
+            parts = [part[~np.isin(part, without)] for part in parts]
         self.order: NDArray[np.int64] = np.concatenate(parts)
         self.order.setflags(write=False)
         self.task_ends: tuple[int, ...] = tuple(int(end) for end in np.cumsum([len(part) for part in parts]))

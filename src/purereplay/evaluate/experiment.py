@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import purereplay
 from purereplay.data import datasets
+from purereplay.data.batch import Batch
 from purereplay.data.datasets import Dataset
 from purereplay.data.episodes import tasks_for
 from purereplay.data.streams import Stream
@@ -191,13 +192,31 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> tuple[NDArray[np.int
     """The given labels and the stream of a run: pure functions of its settings."""
     given = datasets.given_labels(dataset, noise=settings.noise, rate=settings.noise_rate, seed=settings.seed)
     tasks = tasks_for(settings.dataset, settings.noise, settings.episode)
-    return given, Stream(dataset.images, given, tasks=tasks, seed=settings.seed)
+    return given, Stream(
+        dataset.images, given, tasks=tasks, seed=settings.seed, without=_clean_index(settings, dataset)
+    )
+
+
+def _clean_index(settings: RunSettings, dataset: Dataset) -> NDArray[np.int64]:
+    """The samples that L2R is given with their true labels, and that its stream goes without; else nobody."""
+    options = settings.options
+    if not isinstance(options, RivalSettings) or options.robust != "l2r":
+        return np.empty(0, np.int64)
+    return datasets.clean_index(dataset, options.l2r_clean, settings.seed)
 
 
 def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> Learner:
-    """The learner of a run; of the dataset it is told shape, size and the number of classes."""
+    """The learner of a run; of the dataset it is told shape, size and the number of classes.
+
+    L2R alone is given true labels: those of its declared clean samples, which are not in its stream.
+    """
     info, options = dataset.info, settings.options
     if isinstance(options, RivalSettings):
+        clean, held_out = None, _clean_index(settings, dataset)
+        if len(held_out):
+            assert dataset.true_labels is not None
+            images, labels = dataset.images[held_out], dataset.true_labels[held_out]
+            clean = Batch(*(torch.from_numpy(a) for a in (images, labels, held_out)))
         return build_rival(
             settings.learner,
             options,
@@ -207,6 +226,7 @@ def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> Lea
             n_stream=len(dataset.images),
             engine=engine,
             seed=settings.seed,
+            clean=clean,
         )
     return build_spr(
         options,

@@ -103,7 +103,7 @@ def _sample_jobs(learner: Learner) -> dict[str, Job]:
             while True:
                 asked = next(work) if trained is None else work.send(trained)
                 jobs.update({job.phase: job for job in asked})
-                trained = [Trained(job.state, _no_moments(job), 0.0, 0.0) for job in asked]
+                trained = [Trained(job.state, _no_moments(job), 0.0, 0.0, job.extra) for job in asked]
         except StopIteration:
             return
 

@@ -10,7 +10,7 @@ import torch
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
 from purereplay.learners.options import from_json
-from purereplay.learners.rivals import RIVAL_RANGES, RIVALS, RivalSettings, rival_settings
+from purereplay.learners.rivals import RIVAL_RANGES, RIVALS, WITH_ROBUST, RivalSettings, rival_settings
 from purereplay.learners.settings import (
     LEARNERS,
     RANGES,
@@ -22,7 +22,8 @@ from purereplay.learners.settings import (
 )
 from purereplay.nets.loops import Precision
 
-FORMAT = 2  # of the run directory
+FORMAT = 3  # of the run directory
+_OWN_NOISE = 0.2  # share of wrong labels that a method which must be told one assumes of data that come noisy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,17 @@ def resolve(
     chosen = pick_device(device)
     options: SprSettings | RivalSettings
     if learner in RIVALS:
-        options = rival_settings(preset_name, overrides, buffer_size(dataset), info.shape)
+        options = rival_settings(
+            learner,
+            preset_name,
+            overrides,
+            memory_size=buffer_size(dataset),
+            image_shape=info.shape,
+            noise_rate=_OWN_NOISE if info.noisy else _wrong_share(noise, noise_rate),
+        )
     else:
+        if "robust" in (overrides or {}):
+            raise UserError(f"Techniques against wrong labels go with {', '.join(WITH_ROBUST)}, not with {learner}.")
         settings = preset_settings(preset_name, _with_fixed(learner, overrides or {}))
         options = with_budget(for_dataset(settings, dataset, info.shape, preset_name), budget)
     return RunSettings(
@@ -84,6 +94,11 @@ def resolve(
         lookahead=64 if chosen == "cuda" else 8,
         options=options,
     )
+
+
+def _wrong_share(noise: str, rate: float) -> float:
+    """About which share of a stream's labels is wrong; asymmetric noise touches half of the classes."""
+    return {"none": 0.0, "asymmetric": rate / 2}.get(noise, rate)
 
 
 def _with_fixed(learner: str, overrides: dict[str, str]) -> dict[str, str]:

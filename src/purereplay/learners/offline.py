@@ -7,7 +7,7 @@ everything. The classifier is kept until the memory changes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
 from purereplay.nets.networks import Network, State, part, prefixed
+from purereplay.nets.technique import Technique
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Training:
     least_rate: float | None = None  # where a cosine with restarts ends (SGDR: T_0 = 1, T_mult = 2); None: constant
     momentum: float = 0.9
     weight_decay: float = 1e-6
-    cutmix: float = 0.0  # probability
+    cutmix: float = 0.0  # probability; with a technique there is none: its loss is for one label a sample
+    technique: Technique | None = None  # in the place of cross-entropy
 
 
 @dataclass
@@ -46,6 +48,7 @@ class FromScratch(Learner):
     training: Training
     engine: Engine
     seed: int = 0
+    constants: State = field(default_factory=dict)  # what the technique works with
     waiting: list[Batch] = field(default_factory=list, init=False)  # taken, but not offered to the memory yet
     n_done: int = field(default=0, init=False)  # batches offered so far
     generator: torch.Generator = field(init=False)  # of the memory; goes on from batch to batch
@@ -103,13 +106,19 @@ class FromScratch(Learner):
         dice = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "order", self._n_seen)))
         per_epoch = held.n // size
         orders = [dice.permutation(held.n)[: per_epoch * size] for _ in range(how.epochs)]
+        labels, extra = held.labels.to(self.engine.device), dict(self.constants)
+        recipe = Rehearsal(size, "sgd", how.momentum, how.weight_decay, cutmix=how.cutmix, epoch_steps=per_epoch)
+        if how.technique is not None:
+            recipe = replace(recipe, cutmix=0.0, technique=how.technique)
+            extra |= how.technique.per_sample(labels, self.n_classes)
         return Job(
             phase="scratch",
             network=self.network,
             state=state,
-            recipe=Rehearsal(size, "sgd", how.momentum, how.weight_decay, cutmix=how.cutmix),
+            recipe=recipe,
             images=held.images,
-            labels=held.labels.to(self.engine.device),
+            labels=labels,
+            extra=extra,
             seed=derive_seed(self.seed, "draws", self._n_seen),
             index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
             rates=restarts(how, per_epoch),

@@ -1,18 +1,20 @@
 """Learners that train on every batch as it comes, with or without a memory of earlier samples.
 
 Finetune, CRS, PRS and MIR differ in what is replayed beside the incoming batch: nothing, a random part of a reservoir,
-of a reservoir shared out by class, or the part of it that the batch is about to harm. Which samples a memory keeps does
-not depend on the network, so many batches are planned ahead and trained as one job.
+of a reservoir shared out by class, or the part of it that the batch is about to harm. EWC replays nothing, and holds on
+to weights instead. Which samples a memory keeps does not depend on the network, so many batches are planned ahead and
+trained as one job.
 
 Choices where the papers leave them open: an incomplete batch waits for the next samples and is trained at the end of
-the stream; the very first batch, with nothing to replay yet, is replayed itself.
+the stream; the very first batch, with nothing to replay yet, is replayed itself. For a technique against wrong labels
+an epoch is as many steps as replay needs to go once through the memory.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +23,16 @@ from numpy.typing import NDArray
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Learner, Report
+from purereplay.learners.ewc import Consolidation
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
 from purereplay.nets.networks import Network, State, part, prefixed
+from purereplay.nets.technique import Technique
 
 _BATCHES_AT_ONCE = 100  # trained as one job
+_COUNTS = ("n_batches", "n_done", "finished", "task_ended")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,16 @@ class OnlineTraining:
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 2e-3
     clip: float | None = 0.5  # gradient values are cut there
+    technique: Technique | None = None  # in the place of cross-entropy
+
+
+class _Planned(NamedTuple):
+    """Some batches' steps, laid out before any of them is trained."""
+
+    memory: ReplayMemory | None  # as it is afterwards
+    index: NDArray[np.int64]  # type: ignore[assignment]  # (steps, listed): rows of the pool
+    pool: Batch  # the memory's slots as they were before, then the incoming samples
+    row_of_slot: torch.Tensor  # int64 (capacity,): whose place in the pool each slot's sample has afterwards
 
 
 @dataclass
@@ -53,15 +68,22 @@ class Online(Learner):
     how: OnlineTraining
     engine: Engine
     seed: int = 0
+    consolidation: Consolidation | None = None  # EWC's
+    constants: State = field(default_factory=dict)  # what the technique works with in every job
     weights: State = field(init=False)
     optimizer: State | None = field(default=None, init=False)
     waiting: Batch = field(init=False)  # samples taken and not trained on yet
     n_batches: int = field(default=0, init=False)  # trained on so far
     n_done: int = field(default=0, init=False)  # jobs done so far
     finished: bool = field(default=False, init=False)
+    task_ended: bool = field(default=False, init=False)  # and the consolidation is still to come
+    carried: State = field(default_factory=dict, init=False)  # what the technique knows of samples held, by slot
 
     def __post_init__(self) -> None:
         device = self.engine.device
+        if self.memory is not None and self.how.technique is not None:
+            nobody = torch.zeros(self.memory.capacity, dtype=torch.int64, device=device)
+            self.carried = self.how.technique.per_sample(nobody, self.n_classes)
         self.weights = {n: t.to(device) for n, t in self.network.init(derive_seed(self.seed, "weights")).items()}
         images = torch.empty((0, *self.image_shape), dtype=torch.uint8, device=device)
         self.waiting = Batch(images, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
@@ -73,43 +95,41 @@ class Online(Learner):
 
     @property
     def pending(self) -> bool:
+        return self._has_batch or self.task_ended
+
+    @property
+    def _has_batch(self) -> bool:
         return self.waiting.n >= self.how.batch_size or (self.finished and self.waiting.n > 0)
+
+    @property
+    def wants_task_ends(self) -> bool:  # type: ignore[override]
+        return self.consolidation is not None
+
+    def end_task(self) -> None:
+        self.task_ended = True
 
     def finish(self) -> None:
         self.finished = True
 
     def work(self) -> Asks[Report | None]:
+        if not self._has_batch:
+            assert self.consolidation is not None
+            self.consolidation.end_task(self.network, self.weights, self.seed)
+            self.task_ended = False
+            return None
         size = min(self.how.batch_size, self.waiting.n)
         n = min(self.waiting.n // size, _BATCHES_AT_ONCE) * size
         now = Batch(*(t[:n] for t in self.waiting))
         # planned on a copy: if this is cut off, nothing has happened yet
-        memory, index, pool = self._plan(now, size)
-        recipe = Rehearsal(
-            batch_size=size + self.how.replay_size if memory else size,
-            optimizer=self.how.optimizer,
-            clip=self.how.clip,
-            n_incoming=size if memory and self.how.n_candidates else 0,
-            n_candidates=self.how.n_candidates if memory else 0,
-            n_replayed=self.how.replay_size if memory and self.how.n_candidates else 0,
-        )
-        job = Job(
-            phase="online",
-            network=self.network,
-            state=self.weights,
-            recipe=recipe,
-            images=pool.images,
-            labels=pool.labels.to(self.engine.device),
-            seed=derive_seed(self.seed, "draws", self.n_batches),
-            optimizer=self.optimizer,
-            index=torch.from_numpy(index),
-            rates=torch.full((len(index),), self.how.learning_rate),
-        )
-        [trained] = yield [job]
-        self.weights, self.optimizer, self.memory = trained.state, trained.optimizer, memory
+        planned = self._plan(now, size)
+        [trained] = yield [self._job(planned, size)]
+        self.weights, self.optimizer, self.memory = trained.state, trained.optimizer, planned.memory
+        self.carried = {name: trained.extra[name][planned.row_of_slot] for name in self.carried}
+        if self.consolidation is not None:
+            self.consolidation.saw(now.images)
         self.waiting = Batch(*(t[n:].clone() for t in self.waiting))
-        self.n_batches += len(index)
+        self.n_batches += len(planned.index)
         self.n_done += 1
-        held = torch.empty(0, dtype=torch.int64) if memory is None else memory.index
         return Report(
             buffer=self.n_done - 1,
             index=now.index,
@@ -117,16 +137,55 @@ class Online(Learner):
             clean_probability=None,
             centrality=None,
             selected_mask=None,
-            purified_index=held,
+            purified_index=torch.empty(0, dtype=torch.int64) if self.memory is None else self.memory.index,
             expert_loss=None,
             base_loss=trained.loss,
         )
 
-    def _plan(self, now: Batch, size: int) -> tuple[ReplayMemory | None, NDArray[np.int64], Batch]:
-        """The memory afterwards, the rows of every step (steps, listed), and the images that they are rows of."""
+    def _job(self, planned: _Planned, size: int) -> Job:
+        how, memory = self.how, planned.memory
+        chooses = memory is not None and how.n_candidates > 0
+        recipe = Rehearsal(
+            batch_size=size + how.replay_size if memory else size,
+            optimizer=how.optimizer,
+            clip=how.clip,
+            n_incoming=size if chooses else 0,
+            n_candidates=how.n_candidates if chooses else 0,
+            n_replayed=how.replay_size if chooses else 0,
+            technique=how.technique,
+            epoch_steps=max(1, memory.capacity // how.replay_size) if memory and how.replay_size else 1,
+        )
+        return Job(
+            phase="online",
+            network=self.network,
+            state=self.weights,
+            recipe=recipe,
+            images=planned.pool.images,
+            labels=planned.pool.labels.to(self.engine.device),
+            seed=derive_seed(self.seed, "draws"),
+            optimizer=self.optimizer,
+            index=torch.from_numpy(planned.index),
+            rates=torch.full((len(planned.index),), how.learning_rate),
+            extra=self._extra(planned.pool.labels),
+        )
+
+    def _extra(self, labels: torch.Tensor) -> State:
+        """What the technique works with: the same for all, and for each row of the pool."""
+        extra = dict(self.constants)
+        if self.consolidation is not None:
+            extra |= self.consolidation.extra(self.weights)
+        if self.carried and self.how.technique is not None:
+            assert self.memory is not None
+            new = labels[self.memory.capacity :].to(self.engine.device)
+            fresh = self.how.technique.per_sample(new, self.n_classes)
+            extra |= {name: torch.cat([held, fresh[name]]) for name, held in self.carried.items()}
+        return extra
+
+    def _plan(self, now: Batch, size: int) -> _Planned:
+        """What the steps on these samples will take and leave."""
         incoming = np.arange(now.n).reshape(-1, size)
         if self.memory is None:
-            return None, incoming, now
+            return _Planned(None, incoming, now, torch.empty(0, dtype=torch.int64))
         memory = deepcopy(self.memory)
         held = memory.contents()
         # the pool's size is the same for every job, so that jobs share a loop
@@ -146,29 +205,30 @@ class Online(Learner):
             row_of_slot[taken[taken >= 0]] = rows[taken >= 0]
             slots.append(taken)
         memory.write(np.concatenate(slots), now)
-        return memory, np.stack(steps), pool
+        return _Planned(memory, np.stack(steps), pool, torch.from_numpy(row_of_slot))
 
     def classify(self) -> Asks[Classifier]:
         return Classifier(self.network, self.weights, self.image_shape)
         yield  # nothing is asked for: the network is what it is
 
     def state(self) -> State:
-        state = {name: torch.tensor(getattr(self, name)) for name in ("n_batches", "n_done", "finished")}
+        state = {name: torch.tensor(getattr(self, name)) for name in _COUNTS}
         state |= prefixed("weights.", self.weights) | prefixed("optimizer.", self.optimizer or {})
-        state |= prefixed("waiting.", self.waiting._asdict())
+        state |= prefixed("waiting.", self.waiting._asdict()) | prefixed("carried.", self.carried)
+        state |= {} if self.consolidation is None else prefixed("consolidation.", self.consolidation.state())
         return state | ({} if self.memory is None else prefixed("memory.", self.memory.state()))
 
     def load(self, state: State) -> None:
         device = self.engine.device
-        self.n_batches, self.n_done, self.finished = (
-            int(state["n_batches"]),
-            int(state["n_done"]),
-            bool(state["finished"]),
-        )
+        self.n_batches, self.n_done = int(state["n_batches"]), int(state["n_done"])
+        self.finished, self.task_ended = bool(state["finished"]), bool(state["task_ended"])
         self.weights = {name: t.to(device) for name, t in part(state, "weights.").items()}
         self.optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
         waiting = part(state, "waiting.")
         self.waiting = Batch(waiting["images"].to(device), waiting["labels"].cpu(), waiting["index"].cpu())
+        self.carried = {name: t.to(device) for name, t in part(state, "carried.").items()}
+        if self.consolidation is not None:
+            self.consolidation.load(part(state, "consolidation."))
         if self.memory is not None:
             self.memory.load(part(state, "memory."))
 

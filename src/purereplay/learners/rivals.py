@@ -6,20 +6,34 @@ Settings come from the paper's appendix; where it is silent, from the method's o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
+import torch
+
+from purereplay.data.batch import Batch
+from purereplay.errors import UserError
+from purereplay.learners.ewc import Consolidation, Elastic
 from purereplay.learners.offline import FromScratch, Training
 from purereplay.learners.online import Online, OnlineTraining
 from purereplay.learners.options import parse, validated
+from purereplay.learners.robust.jocor import JoCoR
+from purereplay.learners.robust.l2r import LearningToReweight, clean_extra
+from purereplay.learners.robust.pencil import Pencil
+from purereplay.learners.robust.sl import SymmetricLearning
 from purereplay.memory.greedy import GreedyBalanced
 from purereplay.memory.partitioned import PartitionedReservoir
 from purereplay.memory.replay import ReplayMemory
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Head, Network
+from purereplay.nets.technique import Technique
 
-RIVALS = ("finetune", "crs", "prs", "mir", "gdumb", "multitask")
+RIVALS = ("finetune", "ewc", "crs", "prs", "mir", "gdumb", "multitask")
+WITH_ROBUST = ("crs", "prs", "mir", "gdumb")  # that a technique against wrong labels can be combined with
+Robust = Literal["none", "l2r", "pencil", "sl", "jocor"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,21 @@ class RivalSettings:
     multitask_epochs: int = 50  # paper
     multitask_rate: float = 0.05  # of stochastic gradient descent
     scratch_batch: int = 16  # of gdumb and multitask: the paper's batch of supervised learning
+    ewc_strength: float = 1000.0  # λ of the penalty (Kirkpatrick 2017: chosen by hand; not in the paper)
+    # techniques against wrong labels, with crs, prs, mir and gdumb
+    robust: Robust = "none"
+    l2r_clean: int = 100  # clean samples of each class, taken out of the stream (paper)
+    l2r_batch: int = 100  # clean samples in a step (paper)
+    pencil_alpha: float = 0.4  # of the given label (paper)
+    pencil_beta: float = 0.1  # of the prediction's entropy (paper)
+    pencil_stage1: int = 70  # epochs with the given labels (paper)
+    pencil_stage2: int = 200  # epoch up to which labels are learned (paper)
+    pencil_rate: float = 600.0  # of the labels (paper)
+    sl_alpha: float = 1.0  # of cross-entropy (paper)
+    sl_beta: float = 1.0  # of reverse cross-entropy (paper)
+    jocor_lambda: float = 0.1  # of the agreement (paper)
+    jocor_forget: float | None = None  # share of a batch passed by; None: the noise rate, half of it if asymmetric
+    jocor_epochs: int = 10  # until that share is reached (Wei 2020)
 
 
 RIVAL_RANGES = {
@@ -54,18 +83,41 @@ RIVAL_RANGES = {
     "gdumb_momentum": (0, 1),
     "gdumb_decay": (0, math.inf),
     "gdumb_cutmix": (0, 1),
+    "ewc_strength": (0, math.inf),
+    "pencil_alpha": (0, math.inf),
+    "pencil_beta": (0, math.inf),
+    "pencil_stage1": (0, math.inf),
+    "pencil_stage2": (0, math.inf),
+    "pencil_rate": (0, math.inf),
+    "sl_alpha": (0, math.inf),
+    "sl_beta": (0, math.inf),
+    "jocor_lambda": (0, 1),
+    "jocor_forget": (0, 0.99),
 }
-RIVAL_PRESETS: dict[str, dict[str, int]] = {"demo": {"hidden": 256}}  # the network of SPR's preset; others: as they are
+# the network of SPR's preset, and clean samples that leave some for the stream; other presets: as they are
+RIVAL_PRESETS: dict[str, dict[str, int]] = {"demo": {"hidden": 256, "l2r_clean": 10}}
 
 
 def rival_settings(
-    preset: str, overrides: dict[str, str] | None, memory_size: int, image_shape: tuple[int, int, int]
+    name: str,
+    preset: str,
+    overrides: dict[str, str] | None,
+    *,
+    memory_size: int,
+    image_shape: tuple[int, int, int],
+    noise_rate: float,
 ) -> RivalSettings:
-    """The settings of a run; what the dataset decides is filled in."""
+    """The settings of a run; what the dataset and its noise decide is filled in."""
     parsed = {key: parse(RivalSettings, key, text) for key, text in (overrides or {}).items()}
     s = validated(replace(RivalSettings(), **(RIVAL_PRESETS.get(preset, {}) | parsed)), RIVAL_RANGES)
-    network = s.network or ("mlp" if image_shape[0] == 1 else "resnet18")
-    return replace(s, memory_size=s.memory_size or memory_size, network=network)
+    if s.robust != "none" and name not in WITH_ROBUST:
+        raise UserError(f"The technique {s.robust} goes with {', '.join(WITH_ROBUST)}, not with {name}.")
+    return replace(
+        s,
+        memory_size=s.memory_size or memory_size,
+        network=s.network or ("mlp" if image_shape[0] == 1 else "resnet18"),
+        jocor_forget=noise_rate if s.jocor_forget is None else s.jocor_forget,
+    )
 
 
 def build_rival(
@@ -78,28 +130,75 @@ def build_rival(
     n_stream: int,
     engine: Engine,
     seed: int,
+    clean: Batch | None = None,
 ) -> Online | FromScratch:
-    """A learner from settings in which nothing is None any more; `n_stream` is how much Multitask has to hold."""
+    """A learner from settings in which nothing is None any more.
+
+    `n_stream` is how much Multitask has to hold, `clean` what L2R is given.
+    """
     s = settings
-    assert s.memory_size is not None
+    technique, constants = _technique(s), {}
     network = replace(network, head=Head(n_classes))
-    memories: dict[str, type[ReplayMemory]] = {"crs": Reservoir, "mir": Reservoir, "gdumb": GreedyBalanced}
-    memories["multitask"] = Reservoir
-    memory: ReplayMemory | None = None
-    capacity = n_stream if name == "multitask" else s.memory_size
-    if name == "prs":
-        memory = PartitionedReservoir(capacity, image_shape, n_classes, device=engine.device, rho=s.rho)
-    elif name in memories:
-        memory = memories[name](capacity, image_shape, n_classes, device=engine.device)
+    network = network if technique is None else technique.prepare(network)
+    if s.robust == "l2r":
+        if clean is None:
+            raise UserError("The technique l2r needs clean samples.")
+        constants = clean_extra(Batch(clean.images.to(engine.device), clean.labels, clean.index))
+    memory = _memory(name, s, image_shape, n_classes, n_stream, engine)
     if name in ("gdumb", "multitask"):
         assert memory is not None
-        training = Training(s.multitask_epochs, s.scratch_batch, s.multitask_rate, momentum=0.0, weight_decay=0.0)
-        if name == "gdumb":
-            rates = (s.gdumb_rate, s.gdumb_least_rate)
-            training = Training(
-                s.gdumb_epochs, s.scratch_batch, *rates, s.gdumb_momentum, s.gdumb_decay, s.gdumb_cutmix
-            )
-        return FromScratch(network, n_classes, image_shape, memory, training, engine, seed)
+        return FromScratch(
+            network, n_classes, image_shape, memory, _training(name, s, technique), engine, seed, constants
+        )
+    consolidation = None
+    if name == "ewc":
+        nothing = torch.empty((0, *image_shape), dtype=torch.uint8, device=engine.device)
+        assert s.memory_size is not None
+        consolidation, technique = Consolidation(s.memory_size, nothing), Elastic(s.ewc_strength)
     candidates = s.candidates if name == "mir" else 0
-    how = OnlineTraining(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip)
-    return Online(network, n_classes, image_shape, memory, how, engine, seed)
+    how = OnlineTraining(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip, technique)
+    return Online(network, n_classes, image_shape, memory, how, engine, seed, consolidation, constants)
+
+
+def _technique(s: RivalSettings) -> Technique | None:
+    """What the settings name; a technique is built from its own ones."""
+    if s.robust == "none":
+        return None
+    if s.robust == "l2r":
+        return LearningToReweight(s.l2r_batch)
+    if s.robust == "pencil":
+        return Pencil(s.pencil_alpha, s.pencil_beta, s.pencil_rate, s.pencil_stage1, s.pencil_stage2)
+    if s.robust == "sl":
+        return SymmetricLearning(s.sl_alpha, s.sl_beta)
+    assert s.jocor_forget is not None
+    return JoCoR(s.jocor_forget, s.jocor_lambda, s.jocor_epochs)
+
+
+def _memory(
+    name: str, s: RivalSettings, image_shape: tuple[int, int, int], n_classes: int, n_stream: int, engine: Engine
+) -> ReplayMemory | None:
+    assert s.memory_size is not None
+    kinds: dict[str, Callable[..., ReplayMemory]] = {
+        "crs": Reservoir,
+        "mir": Reservoir,
+        "multitask": Reservoir,
+        "gdumb": GreedyBalanced,
+        "prs": partial(PartitionedReservoir, rho=s.rho),
+    }
+    capacity = n_stream if name == "multitask" else s.memory_size
+    return kinds[name](capacity, image_shape, n_classes, device=engine.device) if name in kinds else None
+
+
+def _training(name: str, s: RivalSettings, technique: Technique | None) -> Training:
+    if name == "multitask":
+        return Training(s.multitask_epochs, s.scratch_batch, s.multitask_rate, momentum=0.0, weight_decay=0.0)
+    return Training(
+        epochs=s.gdumb_epochs,
+        batch_size=s.scratch_batch,
+        learning_rate=s.gdumb_rate,
+        least_rate=s.gdumb_least_rate,
+        momentum=s.gdumb_momentum,
+        weight_decay=s.gdumb_decay,
+        cutmix=s.gdumb_cutmix,
+        technique=technique,
+    )

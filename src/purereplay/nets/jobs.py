@@ -16,7 +16,7 @@ from purereplay.nets.networks import Network, State
 from purereplay.nets.views import Views
 
 if TYPE_CHECKING:
-    from purereplay.nets.rehearsal import Technique
+    from purereplay.nets.technique import Technique
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class Rehearsal:
     n_incoming: int = 0  # MIR: a listed batch is this many incoming images, then candidates
     n_candidates: int = 0  # of which n_replayed are chosen
     n_replayed: int = 0
-    technique: Technique | None = None  # against wrong labels; None: cross-entropy
+    shift_and_flip: bool = False  # whether images are shifted and mirrored at random
+    technique: Technique | None = None  # what takes the place of cross-entropy
+    epoch_steps: int = 1  # steps that the technique counts as an epoch
 
 
 Drawn = Contrastive | Supervised  # recipes whose batches the engine draws

@@ -58,7 +58,8 @@ def network_bytes(job: Job) -> int:
         work = views * (job.network.activation_floats() + 6 * image + 3 * interpolation + 4 * views)
     else:
         work = job.recipe.batch_size * (job.network.activation_floats() + image)
-    return 4 * (4 * weights + pool + work)
+    extra = sum(t.numel() * t.element_size() for t in job.extra.values())
+    return 4 * (4 * weights + pool + work) + 2 * extra
 
 
 def drawn_at_once(job: Job, k: int) -> int:

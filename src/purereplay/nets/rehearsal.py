@@ -1,8 +1,8 @@
 """Supervised training on batches that the learner has chosen: what every rival of Self-Purified Replay asks for.
 
 The learner says for each step which rows of the job's images it takes and at which rate, so replay, epochs, restarts
-and reservoirs are its own business. A technique against label noise may change the loss; `Interference` lets a step
-choose what it replays (MIR). K jobs of one shape run side by side, on CUDA as one captured step.
+and reservoirs are its own business. A technique may change the loss; `_Interference` lets a step choose what it
+replays (MIR). K jobs of one shape run side by side, on CUDA as one captured step.
 """
 
 from __future__ import annotations
@@ -10,81 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.draws import uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
 from purereplay.nets.loops import capture, joined_pool, network_bytes
-from purereplay.nets.networks import Network, State, is_trained, prefixed, stack, unstack
+from purereplay.nets.networks import is_trained, prefixed, stack, unstack
 from purereplay.nets.steps import rows
+from purereplay.nets.technique import Step, plain_loss, sample_losses
 
-_CUTMIX = 3  # the stream of draws
+_CUTMIX, _SHIFT = 3, 4  # the streams of draws
 _STEPS_AT_ONCE = 50  # between two looks at the clock on CUDA
-
-
-class Step(NamedTuple):
-    """What a technique sees of one step of K networks."""
-
-    network: Network
-    state: State  # (K, ...) each
-    images: Tensor  # float in [0, 1], (K, B, C, H, W)
-    labels: Tensor  # int64 (K, B)
-    rows: Tensor  # int64 (K, B): of the job's images
-    progress: Tensor  # (): share of the job's steps that is over
-    extra: State  # (K, ...) each: what the job brought for the technique
-
-
-class Technique(Protocol):
-    """A way to learn from labels that may be wrong; frozen, so that it can be part of a job's shape."""
-
-    @property
-    def learned(self) -> tuple[str, ...]:
-        """Names in `extra` that get gradients and are handed back."""
-
-    def loss(self, step: Step) -> Tensor:
-        """Loss per network (K,)."""
-
-    def update(self, name: str, value: Tensor, gradient: Tensor) -> None:
-        """One step for a learned extra, in place."""
-
-
-def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every sample, (K, B), of logits (K, B, classes) and labels (K, B)."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-
-
-def plain_loss(step: Step, mix: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Mean cross-entropy; `mix` are CutMix's other labels (K, B) and the share (K, 1) of the own ones."""
-    logits = step.network.outputs(step.state, step.images, training=True)
-    losses = sample_losses(logits, step.labels)
-    if mix is not None:
-        other, share = mix
-        losses = share * losses + (1 - share) * sample_losses(logits, other)
-    return losses.mean(1)
-
-
-def cutmix(images: Tensor, labels: Tensor, u: Tensor, probability: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Paste a box of another image of the batch into each, all boxes of a network alike (Yun et al., 2019; α = 1).
-
-    images (K, B, C, H, W), labels (K, B), uniforms u (K, 4). Returns images, and for the loss the labels of the others
-    and the share of the own ones; with probability 1 - `probability` nothing is pasted.
-    """
-    batch, height, width = images.shape[1], *images.shape[-2:]
-    share, x, y, apply = u.unbind(1)
-    side = torch.where(apply < probability, (1 - share).sqrt(), torch.zeros_like(share))  # of the box, per axis
-    column, row = (torch.arange(n, device=images.device) for n in (width, height))
-    inside = torch.ones(images.shape[0], height, width, dtype=torch.bool, device=images.device)
-    for centre, at, n, shape in ((x, column, width, (1, 1, -1)), (y, row, height, (1, -1, 1))):
-        middle, half = (centre * n)[:, None, None], (side * n / 2)[:, None, None]
-        at = at.view(shape)
-        inside = inside & (at >= (middle - half).floor()) & (at < (middle + half).floor())
-    own = 1 - inside.double().mean((1, 2)).to(images.dtype)
-    mixed = torch.where(inside[:, None, None], images.roll(1, 1), images)
-    return mixed, (labels.roll(1, 1) if batch > 1 else labels, own[:, None])
 
 
 @dataclass
@@ -99,11 +38,12 @@ class _Interference:
         incoming, candidates = index[:, : self.n_incoming], index[:, self.n_incoming :]
         names = list(loop.parameters)
         loss = plain_loss(loop.view(incoming)).sum()
-        gradients = torch.autograd.grad(loss, [loop.parameters[n] for n in names])
+        gradients = torch.autograd.grad(loss, [loop.parameters[n] for n in names], allow_unused=True)
         with torch.no_grad():
             virtual = dict(loop.state)
             for name, g in zip(names, gradients, strict=True):
-                virtual[name] = loop.parameters[name] - rate * g
+                if g is not None:  # a second network may have no part in the answer
+                    virtual[name] = loop.parameters[name] - rate * g
             images, labels = rows(loop.pool, candidates), rows(loop.labels, candidates)
             before, after = (
                 sample_losses(loop.network.outputs(s, images, training=True), labels)
@@ -135,6 +75,7 @@ class RehearsalLoop:
         self.keys = torch.zeros(k, dtype=torch.int64, device=device)
         self.extra = {n: torch.zeros(k, *t.shape, dtype=t.dtype, device=device) for n, t in job.extra.items()}
         self.learned = recipe.technique.learned if recipe.technique else ()
+        self.recorded = recipe.technique.recorded if recipe.technique else ()
         for name in self.learned:
             self.extra[name].requires_grad_()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
@@ -182,7 +123,7 @@ class RehearsalLoop:
         losses = self.loss.tolist()
         moments = prefixed("mean.", self.first) | prefixed("square.", self.second)
         state = {n: t.detach() for n, t in self.state.items()}
-        extra = {n: self.extra[n].detach() for n in self.learned}
+        extra = {n: self.extra[n].detach() for n in (*self.learned, *self.recorded)}
         step = (self.before + self.n_steps).long()
         share = (time.perf_counter() - began) / len(losses)
         return [
@@ -195,8 +136,13 @@ class RehearsalLoop:
     def view(self, index: Tensor) -> Step:
         """A step on these rows (K, B)."""
         images, labels = rows(self.pool, index), rows(self.labels, index)
-        progress = self.cursor[0] / self.n_steps
-        return Step(self.network, self.state, images, labels, index, progress, self.extra)
+        number = self._number()
+        epoch = number / self.recipe.epoch_steps
+        return Step(self.network, self.state, images, labels, index, self.keys, number, epoch, self.extra)
+
+    def _number(self) -> Tensor:
+        """Of the step, those of earlier jobs counted: so draws do not depend on how steps were cut into jobs."""
+        return self.before.long() + self.cursor[0]
 
     def _step(self) -> None:
         rate = self.rates.index_select(0, self.cursor)[0]
@@ -204,8 +150,12 @@ class RehearsalLoop:
         if self.interference is not None:
             index = self.interference.choose(self, index, rate)
         step, mix = self.view(index), None
+        if self.recipe.shift_and_flip:
+            n = index.shape[1]
+            u = uniforms(self.keys, step.number, 3 * n, stream=_SHIFT).view(-1, n, 3)
+            step = step._replace(images=shifted_and_flipped(step.images, u))
         if self.recipe.cutmix:
-            u = uniforms(self.keys, self.cursor[0], 4, stream=_CUTMIX)
+            u = uniforms(self.keys, step.number, 4, stream=_CUTMIX)
             images, mix = cutmix(step.images, step.labels, u, self.recipe.cutmix)
             step = step._replace(images=images)
         technique = self.recipe.technique
@@ -216,7 +166,7 @@ class RehearsalLoop:
             self._update(gradients[: len(self.parameters)], rate)
             for name, gradient in zip(self.learned, gradients[len(self.parameters) :], strict=True):
                 assert technique is not None
-                technique.update(name, self.extra[name], gradient)
+                technique.update(step, name, self.extra[name], gradient)
             self.loss.copy_(loss)
             self.cursor += 1
 

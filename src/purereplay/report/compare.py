@@ -71,15 +71,20 @@ def who(settings: RunSettings) -> str:
     """The learner with all that was not left at its default."""
     usual = resolve(
         dataset=settings.dataset,
+        noise=settings.noise,
+        noise_rate=settings.noise_rate,
         learner=settings.learner,
         preset_name=settings.preset,
         budget=settings.budget,
         device=settings.device,
     ).options
-    parts = [settings.learner] + ([] if settings.preset == "default" else [settings.preset])
+    robust = settings.options.robust if isinstance(settings.options, RivalSettings) else "none"
+    parts = [settings.learner + ("" if robust == "none" else f" + {robust}")] + (
+        [] if settings.preset == "default" else [settings.preset]
+    )
     if settings.budget != 1 and not isinstance(settings.options, RivalSettings):  # theirs is not scaled
         parts.append(f"budget {settings.budget:g}")
-    for f in fields(settings.options):
+    for f in (f for f in fields(settings.options) if f.name != "robust"):
         own = getattr(settings.options, f.name)
         parts += [] if own == getattr(usual, f.name) else [f"{f.name}={own}"]
     return ", ".join(parts)

@@ -1,0 +1,98 @@
+"""EWC: weights that mattered for earlier tasks are held where they were (Kirkpatrick et al. 2017).
+
+At the end of a task the diagonal of the Fisher information is estimated; from then on the loss has λ/2 Σ F (w − w*)²
+for every task behind. Sums of parabolas are parabolas: all of them together are one, kept as ΣF and ΣF w*.
+
+Choices where the papers leave them open: the Fisher information is that of the network's own predictions, a label
+drawn from them for each sample, on the last samples of the task, as many as the rivals' memories hold. This is the
+only learner that is told where tasks end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from purereplay.data.seeds import derive_seed
+from purereplay.nets.draws import uniforms
+from purereplay.nets.networks import Network, State, is_trained, part, prefixed
+from purereplay.nets.technique import Step, Technique, plain_loss, sample_losses
+
+_AT_ONCE = 2**26  # floats that the gradients of single samples may take
+_LABELS = 6  # the stream of draws
+
+
+@dataclass(frozen=True)
+class Elastic(Technique):
+    """Cross-entropy with the penalty; `strength` is λ."""
+
+    strength: float
+
+    def loss(self, step: Step) -> Tensor:
+        centre, stiffness = part(step.extra, "centre."), part(step.extra, "stiffness.")
+        pulls = [(stiffness[n] * (step.state[n] - centre[n]).square()).flatten(1).sum(1) for n in centre]
+        return plain_loss(step) + self.strength / 2 * torch.stack(pulls).sum(0)
+
+
+@dataclass
+class Consolidation:
+    """What is remembered of the tasks behind, and the last samples of the one under way."""
+
+    capacity: int  # samples
+    images: Tensor  # uint8 (n, C, H, W): the last ones
+    stiffness: State = field(default_factory=dict)  # ΣF of every parameter; empty before the first task's end
+    drawn: State = field(default_factory=dict)  # ΣF w*
+    n_tasks: int = 0
+
+    def saw(self, images: Tensor) -> None:
+        self.images = torch.cat([self.images, images])[-self.capacity :].clone()
+
+    def end_task(self, network: Network, weights: State, seed: int) -> None:
+        """Take the network as it is for a task that is over."""
+        for name, f in fisher(network, weights, self.images, derive_seed(seed, "fisher", self.n_tasks)).items():
+            self.stiffness[name] = self.stiffness.get(name, 0) + f
+            self.drawn[name] = self.drawn.get(name, 0) + f * weights[name]
+        self.images = self.images[:0].clone()
+        self.n_tasks += 1
+
+    def extra(self, weights: State) -> State:
+        """What a job brings for `Elastic`; before the first task's end there is nothing to hold on to."""
+        names = [name for name in weights if is_trained(name)]
+        stiffness = {n: self.stiffness.get(n, torch.zeros_like(weights[n])) for n in names}
+        drawn = {n: self.drawn.get(n, torch.zeros_like(weights[n])) for n in names}
+        # where nothing pulls, the centre does not matter
+        centre = {n: torch.where(stiffness[n] > 0, drawn[n] / stiffness[n], weights[n]) for n in names}
+        return prefixed("centre.", centre) | prefixed("stiffness.", stiffness)
+
+    def state(self) -> State:
+        state = {"images": self.images, "n_tasks": torch.tensor(self.n_tasks)}
+        return state | prefixed("stiffness.", self.stiffness) | prefixed("drawn.", self.drawn)
+
+    def load(self, state: State) -> None:
+        device = self.images.device
+        self.images, self.n_tasks = state["images"].to(device), int(state["n_tasks"])
+        self.stiffness = {n: t.to(device) for n, t in part(state, "stiffness.").items()}
+        self.drawn = {n: t.to(device) for n, t in part(state, "drawn.").items()}
+
+
+def fisher(network: Network, weights: State, images: Tensor, seed: int) -> State:
+    """The diagonal Fisher information of every parameter: the mean over images uint8 (n, C, H, W) of squared gradients
+    of the log-probability of a label that is drawn from the network's own prediction."""
+    names = [name for name in weights if is_trained(name)]
+    sums = {name: torch.zeros_like(weights[name]) for name in names}
+    size = max(1, _AT_ONCE // sum(weights[name].numel() for name in names))
+    for number, some in enumerate(torch.split(images, size)):
+        k = some.shape[0]
+        # a network for each sample, all of the same weights: then every gradient is that of one sample
+        state = {n: t.expand(k, *t.shape).clone().requires_grad_(n in sums) for n, t in weights.items()}
+        logits = network.outputs(state, some[:, None].float() / 255)  # (k, 1, classes)
+        key = torch.tensor([seed], device=images.device)
+        u = uniforms(key, torch.tensor(number, device=images.device), k, stream=_LABELS)
+        bounds = logits.detach().softmax(-1)[:, 0].cumsum(-1)
+        labels = (bounds < u.view(k, 1)).sum(-1).clamp(max=logits.shape[-1] - 1)
+        losses = sample_losses(logits, labels[:, None])
+        for name, g in zip(names, torch.autograd.grad(losses.sum(), [state[n] for n in names]), strict=True):
+            sums[name] += g.square().sum(0)
+    return {name: total / max(1, len(images)) for name, total in sums.items()}

@@ -1,0 +1,29 @@
+"""SL: symmetric cross-entropy (Wang et al. 2019), α CE + β reverse CE.
+
+The reverse term exchanges prediction and label; the logarithm of a label's zeros is set to −4, so it is 4 (1 − p) for
+the probability p of the given label: bounded, where cross-entropy grows with every label that is not believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from purereplay.nets.technique import Step, Technique
+
+LOG_ZERO = -4.0
+
+
+@dataclass(frozen=True)
+class SymmetricLearning(Technique):
+    """See the module."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    def loss(self, step: Step) -> Tensor:
+        log_p = step.network.outputs(step.state, step.images, training=True).log_softmax(-1)
+        of_label = log_p.gather(2, step.labels[..., None])[..., 0]  # (K, B)
+        reverse = -LOG_ZERO * (1 - of_label.exp())
+        return (self.beta * reverse - self.alpha * of_label).mean(1)

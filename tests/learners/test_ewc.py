@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from purereplay.learners.ewc import Consolidation, Elastic, fisher
+from purereplay.nets import draws
+from purereplay.nets.networks import MLP, Head, Network, State, is_trained, stack
+from purereplay.nets.resnet import ResNet18
+from purereplay.nets.technique import Step, plain_loss
+
+NETWORKS = {
+    "mlp": Network(MLP(16, (6, 5)), Head(3)),
+    "resnet": Network(ResNet18(channels=1, size=4, stem="small", width=2), Head(3)),
+}
+
+
+def some_images(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_fisher_is_the_mean_square_of_single_samples_gradients(kind, monkeypatch):
+    network, images = NETWORKS[kind], some_images(11)
+    weights = network.init(0)
+    found = fisher(network, weights, images, seed=4)
+    u = draws.uniforms(torch.tensor([4]), torch.tensor(0), 11, stream=6)[0]
+    expected: State = {n: torch.zeros_like(t, dtype=torch.double) for n, t in weights.items() if is_trained(n)}
+    for i in range(11):
+        state = {n: t.clone()[None].requires_grad_(is_trained(n)) for n, t in weights.items()}
+        log_p = network.outputs(state, images[i][None, None].float() / 255)[0, 0].log_softmax(0)
+        label = int((log_p.exp().cumsum(0) < u[i]).sum())
+        for name, g in zip(expected, torch.autograd.grad(-log_p[label], [state[n] for n in expected]), strict=True):
+            expected[name] += g[0].double().square() / 11
+    assert set(found) == set(expected)
+    for name, t in found.items():
+        torch.testing.assert_close(t.double(), expected[name], rtol=1e-3, atol=1e-8)
+
+
+def test_labels_are_drawn_from_the_networks_own_predictions(monkeypatch):
+    """With the label drawn from p, the expectation of a squared gradient of a bias of the head is p (1 − p)."""
+    network = NETWORKS["mlp"]
+    weights = network.init(1)
+    images = some_images(1).expand(4000, 1, 4, 4)
+    p = network.outputs(stack([weights]), images[:1][None].float() / 255)[0, 0].softmax(0)
+    found = fisher(network, weights, images, seed=9)["head.output.bias"]
+    torch.testing.assert_close(found, p * (1 - p), rtol=0.1, atol=0)
+
+
+def test_many_parabolas_are_one():
+    """The penalty's gradient is that of the sum over all tasks, each around its own weights."""
+    network = NETWORKS["mlp"]
+    consolidation = Consolidation(8, some_images(0))
+    behind = []
+    for task in range(3):
+        weights = network.init(task)
+        consolidation.saw(some_images(20, task))
+        assert torch.equal(consolidation.images, some_images(20, task)[-8:])
+        behind.append((fisher(network, weights, consolidation.images, _seed(task)), weights))
+        consolidation.end_task(network, weights, seed=1)
+        assert len(consolidation.images) == 0
+    now = {n: t[None].clone().requires_grad_() for n, t in network.init(9).items()}
+    extra = {n: t[None] for n, t in consolidation.extra(network.init(9)).items()}
+    images, labels = torch.rand(1, 5, 1, 4, 4), torch.randint(0, 3, (1, 5))
+    one = Step(network, now, images, labels, labels, torch.tensor([1]), torch.tensor(0), torch.tensor(0.0), extra)
+    found = torch.autograd.grad(Elastic(strength=30.0).loss(one).sum(), list(now.values()))
+    penalty = sum((f[n] * (now[n][0] - w[n]).square()).sum() for f, w in behind for n in now)
+    expected = torch.autograd.grad(plain_loss(one).sum() + 30 / 2 * penalty, list(now.values()))
+    for g, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=1e-3, atol=1e-6)
+
+
+def _seed(task: int) -> int:
+    from purereplay.data.seeds import derive_seed
+
+    return derive_seed(1, "fisher", task)
+
+
+def test_before_the_first_tasks_end_nothing_is_held():
+    network = NETWORKS["mlp"]
+    weights = network.init(0)
+    extra = {n: t[None] for n, t in Consolidation(8, some_images(0)).extra(weights).items()}
+    now = {n: t[None] for n, t in weights.items()}
+    images, labels = torch.rand(1, 5, 1, 4, 4), torch.randint(0, 3, (1, 5))
+    one = Step(network, now, images, labels, labels, torch.tensor([1]), torch.tensor(0), torch.tensor(0.0), extra)
+    assert torch.equal(Elastic(strength=1e6).loss(one), plain_loss(one))
