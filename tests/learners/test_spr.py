@@ -408,7 +408,23 @@ def test_self_replay_without_d_trains_on_p_alone(stream):
     assert {image.numpy().tobytes() for image in jobs[-1].images} == held and jobs[-1].replay is None
 
 
-@pytest.mark.parametrize("change", [{"filter": "none"}, {"self_replay": "never"}, {"self_replay": "task-end"}])
+def test_a_rival_filter_takes_the_place_of_experts(stream):
+    for kind in ("aum", "incv"):
+        ours, asked = worked(replace(TINY, filter=kind, aum_epochs=3, incv_epochs=3), stream)
+        assert "expert" not in asked and "filter" in asked and "base" in asked
+        assert set(ours.purified.contents()[1].tolist()) <= {1.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"filter": "none"},
+        {"filter": "aum", "aum_epochs": 3},
+        {"filter": "incv", "incv_epochs": 3, "incv_rounds": 2},
+        {"self_replay": "never"},
+        {"self_replay": "task-end"},
+    ],
+)
 def test_the_state_of_an_ablation_moves_to_another_learner(stream, change):
     settings = replace(TINY, **change)
     one, _ = worked(settings, stream, end_task=change.get("self_replay") == "task-end")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from purereplay.nets.augment import cutmix
+from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Job, Rehearsal
 from purereplay.nets.networks import MLP, Head, Network, stack
@@ -131,4 +131,23 @@ def test_cutmix_pastes_a_box_and_says_how_much():
 
 def test_cutmix_takes_part_in_training():
     a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", cutmix=p))])[0].loss for p in (0.0, 1.0))
+    assert a != b
+
+
+def test_shifted_and_flipped_images_are_crops_of_the_padded_ones():
+    images = torch.rand(2, 3, 2, 8, 8)
+    u = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    found = shifted_and_flipped(images, u)
+    padded = F.pad(images, (4, 4, 4, 4))
+    for k in range(2):
+        for b in range(3):
+            top, left = (int(v * 9) for v in u[k, b, :2])
+            crop = padded[k, b, :, top : top + 8, left : left + 8]
+            assert torch.equal(found[k, b], crop if u[k, b, 2] < 0.5 else crop.flip(-1))
+    still = torch.full((2, 3, 3), 0.45)  # a shift of 4: none
+    assert torch.equal(shifted_and_flipped(images, still), images)
+
+
+def test_shifts_take_part_in_training():
+    a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", shift_and_flip=s))])[0].loss for s in (False, True))
     assert a != b

@@ -38,7 +38,7 @@ from purereplay.nets.networks import Head, Network
 
 _FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: killed again and again, a run still gets on
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them
-_CHECKPOINT_SHARE = 50  # and they may cost one part in so many of the run
+_CHECKPOINT_SHARE = 50  # and they may cost one part in so many of the run's own time, which side by side is a share
 
 
 @dataclass
@@ -57,6 +57,7 @@ class Experiment:
     n_ended: int = 0  # tasks whose end the learner was told, if it wants to know
     account: Account = field(default_factory=Account)
     _saved_at: float = field(default_factory=time.perf_counter)
+    _booked_at_save: float = 0.0  # seconds of the run's own time by then
     _save_cost: float | None = None  # seconds; None: this process wrote no checkpoint yet
 
     def go(self, on_line: Callable[[Line], None] | None = None) -> Line:
@@ -107,9 +108,11 @@ class Experiment:
         return None
 
     def _maybe_save(self) -> None:
-        cost = self._save_cost
-        wait = _FIRST_CHECKPOINT if cost is None else max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * cost)
-        if time.perf_counter() - self._saved_at > wait:
+        cost, since = self._save_cost, time.perf_counter() - self._saved_at
+        own = sum(self.account.seconds.values()) - self._booked_at_save
+        if (cost is None and since > _FIRST_CHECKPOINT) or (
+            cost is not None and since > _CHECKPOINT_SECONDS and own > _CHECKPOINT_SHARE * cost
+        ):
             self._save()
 
     def _save(self) -> None:
@@ -125,6 +128,7 @@ class Experiment:
         self.run.save(self.learner.state(), facts)
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - began
+        self._booked_at_save = sum(self.account.seconds.values())
 
     def _restore(self) -> None:
         found = self.run.restore()

@@ -14,7 +14,7 @@ from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.base import PIECE, Learner
 from purereplay.learners.rivals import RivalSettings
-from purereplay.learners.settings import SprSettings
+from purereplay.learners.settings import SprSettings, make_filtering
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained
 from purereplay.nets.networks import State, is_trained
@@ -67,10 +67,13 @@ def _plan_spr(options: SprSettings, task_ends: tuple[int, ...]) -> Plan:
     if options.replay == "purified" or options.self_replay == "task-end":
         base_steps = max(1, p // options.base_batch)
     n_bases = {"every-buffer": n_buffers, "task-end": len(task_ends), "never": 0}[options.self_replay]
-    n_experts = 0 if options.filter == "none" else n_buffers
+    n_experts = n_buffers if options.filter == "self-centered" else 0
+    filtering = make_filtering(options)
+    rivals = {"aum": filtering.aum.n_steps(d), "incv": filtering.incv.n_steps(d)}
     steps = {
         "expert": n_experts * options.expert_epochs * max(1, d // options.expert_batch),
         "base": n_bases * options.base_epochs * base_steps,
+        "filter": n_buffers * rivals.get(options.filter, 0),
         "finetune": len(task_ends) * options.finetune_epochs * max(1, p // options.finetune_batch),
     }
     return Plan(n_buffers, steps)

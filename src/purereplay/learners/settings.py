@@ -25,6 +25,8 @@ from purereplay.nets.losses import MIN_TEMPERATURE
 from purereplay.nets.networks import MLP, Backbone, Head, Network
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import Views
+from purereplay.purify.aum import AreaUnderMargin
+from purereplay.purify.incv import NoisyCrossValidation
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,17 @@ class SprSettings:
     flip: float = 0.5  # probability that a view is mirrored (code); 0 for letters and digits
     jitter: Literal["factors", "additive"] = "factors"  # colour jitter; additive: the code's old kornia
     # the Self-Centered filter
-    filter: Literal["self-centered", "none"] = "self-centered"  # none: P is a plain reservoir of the stream
+    filter: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # who judges D; none: P is a plain
+    # reservoir of the stream; aum and incv: rival filters
     features: Literal["projection", "penultimate"] = "projection"  # of the expert; paper: penultimate
     graphs: int = 5  # E_max; 0: non-stochastic
     scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
     posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins
     small_class: Literal["drop", "keep"] = "drop"  # classes too small to fit: probability 0 (code, in effect) or 0.5
     mixture_steps: int = 10  # of EM (code); not in the paper
+    aum_epochs: int = 150  # of the filter aum, on every D
+    incv_epochs: int = 200  # of the filter incv, on every half of D
+    incv_rounds: int = 4
     admission: Literal["greedy", "partitioned"] = "partitioned"  # into a full P; paper: greedy; code: partitioned
     eviction: Literal["levelled", "softmax"] = "levelled"  # paper: classes balanced; code: a class by softmax(excess)
     # the inference network
@@ -185,7 +191,7 @@ def build_spr(
         purified=_memory(s, image_shape, n_classes, engine.device),
         expert=expert,
         self_replay=SelfReplay(base, s.replay, s.self_replay, s.base_schedule),
-        filtering=Filtering(s.filter, s.features, s.graphs, s.scaling, s.posterior, s.small_class, s.mixture_steps),
+        filtering=make_filtering(s),
         finetune=Supervised(
             s.finetune_epochs, s.finetune_batch, s.finetune_rate, s.finetune_clip, s.finetune_decay_every
         ),
@@ -194,6 +200,20 @@ def build_spr(
         order=s.order,
         tail=s.tail,
         reseed=s.reseed,
+    )
+
+
+def make_filtering(s: SprSettings) -> Filtering:
+    return Filtering(
+        kind=s.filter,
+        features=s.features,
+        n_graphs=s.graphs,
+        scaling=s.scaling,
+        posterior=s.posterior,
+        small_class=s.small_class,
+        mixture_steps=s.mixture_steps,
+        aum=AreaUnderMargin(s.aum_epochs),
+        incv=NoisyCrossValidation(s.incv_rounds, s.incv_epochs),
     )
 
 

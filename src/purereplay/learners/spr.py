@@ -26,6 +26,8 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier, embed
 from purereplay.nets.jobs import Asks, Contrastive, Job, Supervised
 from purereplay.nets.networks import Head, Network, State, part, prefixed
+from purereplay.purify.aum import AreaUnderMargin
+from purereplay.purify.incv import NoisyCrossValidation
 from purereplay.purify.self_centered import Verdict, judge_many, select
 
 _COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
@@ -35,13 +37,15 @@ _COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
 class Filtering:
     """How a delayed buffer is judged."""
 
-    kind: Literal["self-centered", "none"] = "self-centered"  # none: everything is taken to be clean
+    kind: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # none: everything is taken to be clean
     features: Literal["projection", "penultimate"] = "projection"
     n_graphs: int = 5  # E_max; 0: the non-stochastic filter
     scaling: Literal["trimmed", "minmax"] = "trimmed"
     posterior: Literal["exact", "table"] = "exact"
     small_class: Literal["drop", "keep"] = "drop"
     mixture_steps: int = 10  # of EM
+    aum: AreaUnderMargin = field(default_factory=AreaUnderMargin)
+    incv: NoisyCrossValidation = field(default_factory=NoisyCrossValidation)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class SPR(Learner):
 
     def work(self) -> Asks[Report | None]:
         if any(w.clean_probability is None for w in self.queue):
-            yield from self._train_experts()
+            yield from self._judge_waiting()
             return None
         if not self.queue:  # intermittent Self-Replay (figure 4b)
             yield from self._train_base(None)
@@ -140,13 +144,24 @@ class SPR(Learner):
         self._classifier = None
         return waiting.report._replace(base_loss=waiting.base_loss)
 
-    def _train_experts(self) -> Asks[None]:
-        """A fresh network on each waiting buffer, without labels, and the verdicts; both depend on the buffer alone."""
-        new = [w for w in self.queue if w.clean_probability is None]
-        if self.filtering.kind == "none":
-            for w in new:
-                w.clean_probability, w.centrality = (torch.ones(w.batch.n, dtype=torch.float64) for _ in range(2))
-            return
+    def _judge_waiting(self) -> Asks[None]:
+        """The filter's verdict on every buffer that waits for one; it depends on the buffer alone."""
+        f, new = self.filtering, [w for w in self.queue if w.clean_probability is None]
+        if f.kind == "none":
+            ones = [torch.ones(w.batch.n, dtype=torch.float64) for w in new]
+            verdicts = [Verdict(p, p.clone(), []) for p in ones]
+        elif f.kind == "self-centered":
+            verdicts = yield from self._train_experts(new)
+        else:
+            rival: AreaUnderMargin | NoisyCrossValidation = f.aum if f.kind == "aum" else f.incv
+            seeds = [self._seed(f.kind, w.number) for w in new]
+            verdicts = yield from rival.judge(self.network, [w.batch for w in new], self.n_classes, seeds)
+        for w, verdict in zip(new, verdicts, strict=True):
+            w.centrality = verdict.centrality.to("cpu", copy=True)
+            w.clean_probability = verdict.clean_probability.to("cpu", copy=True)
+
+    def _train_experts(self, new: list[Waiting]) -> Asks[list[Verdict[Tensor]]]:
+        """A fresh network on each of these buffers, without labels, and what the Self-Centered filter says then."""
         with ThreadPoolExecutor() as pool:  # each network draws its weights from a generator of its own
             fresh = list(pool.map(lambda w: self._fresh_network("expert weights", w.number), new))
         jobs = [
@@ -161,10 +176,9 @@ class SPR(Learner):
             for w, state in zip(new, fresh, strict=True)
         ]
         trained = yield jobs
-        verdicts = self._judge(new, [t.state for t in trained])
-        for w, t, verdict in zip(new, trained, verdicts, strict=True):
-            w.expert_loss, w.centrality = t.loss, verdict.centrality.to("cpu", copy=True)
-            w.clean_probability = verdict.clean_probability.to("cpu", copy=True)
+        for w, t in zip(new, trained, strict=True):
+            w.expert_loss = t.loss
+        return self._judge(new, [t.state for t in trained])
 
     def _judge(self, new: list[Waiting], experts: list[State]) -> list[Verdict[Tensor]]:
         """What the Self-Centered filter says of every buffer; it depends on nothing but the buffer and its expert."""

@@ -1,0 +1,126 @@
+"""AUM, a rival of the Self-Centered filter: whom a network is slow to believe is mislabelled (Pleiss et al. 2020).
+
+A network is trained on the given labels. A sample's area under the margin is the mean, over the visits it gets, of the
+logit of its label minus the largest other one: low where the others of its class speak against its label. A random
+1 / (c + 1) of the samples get a class of their own that nothing in the images stands for; the 99th percentile of
+*their* areas is the cut, above which a sample is clean. Two rounds with different such samples, so that everyone is
+judged. c counts the labels that the buffer holds, so that the extra class is as large as the others.
+
+In: images and given labels of delayed buffers. Out: a verdict for each, with probabilities 1 or 0 (high = clean) and
+the areas above the cut in the place of the centralities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from purereplay.data.batch import Batch
+from purereplay.data.seeds import derive_seed
+from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.networks import Head, Network
+from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.purify.self_centered import Verdict
+
+_QUANTILE = 0.99
+_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Margins(Technique):
+    """Cross-entropy, while every visited sample's margin is added up."""
+
+    recorded: ClassVar[tuple[str, ...]] = ("margins", "visits")
+
+    def loss(self, step: Step) -> Tensor:
+        logits = step.network.outputs(step.state, step.images, training=True)
+        with torch.no_grad():
+            of_label = logits.gather(2, step.labels[..., None])
+            others = logits.scatter(2, step.labels[..., None], -torch.inf)
+            margins = of_label[..., 0] - others.amax(2)
+            step.extra["margins"].scatter_add_(1, step.rows, margins)
+            step.extra["visits"].scatter_add_(1, step.rows, torch.ones_like(margins))
+        return sample_losses(logits, step.labels).mean(1)
+
+
+@dataclass(frozen=True)
+class AreaUnderMargin:
+    """How the network is trained (the SPR paper's appendix)."""
+
+    epochs: int = 150
+    batch_size: int = 64
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+
+    def n_steps(self, n: int) -> int:
+        """Training steps that judging a buffer of n takes."""
+        return _ROUNDS * self.epochs * max(1, n // min(self.batch_size, n))
+
+    def judge(
+        self, network: Network, buffers: Sequence[Batch], n_classes: int, seeds: Sequence[int]
+    ) -> Asks[list[Verdict[Tensor]]]:
+        """The verdict on every buffer; `network` without its head is what is trained."""
+        network = replace(network, head=Head(n_classes + 1))
+        posed = [_pretenders(buffer.labels, seed) for buffer, seed in zip(buffers, seeds, strict=True)]
+        jobs = [
+            self._job(network, buffer, chosen, n_classes, derive_seed(seed, "round", i))
+            for buffer, sets, seed in zip(buffers, posed, seeds, strict=True)
+            for i, chosen in enumerate(sets)
+        ]
+        trained = iter((yield jobs))
+        verdicts = []
+        for sets in posed:
+            above = []
+            for chosen in sets:
+                extra = next(trained).extra
+                areas = (extra["margins"] / extra["visits"].clamp(min=1)).double().cpu()
+                above.append(areas - torch.quantile(areas[torch.from_numpy(chosen)], _QUANTILE))
+            score = above[0].clone()
+            score[torch.from_numpy(sets[0])] = above[1][torch.from_numpy(sets[0])]
+            verdicts.append(Verdict((score > 0).double(), score, []))
+        return verdicts
+
+    def _job(self, network: Network, buffer: Batch, chosen: NDArray[np.int64], extra_class: int, seed: int) -> Job:
+        n, device = buffer.n, buffer.images.device
+        size = min(self.batch_size, n)
+        dice = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
+        per_epoch = n // size
+        orders = [dice.permutation(n)[: per_epoch * size] for _ in range(self.epochs)]
+        labels = buffer.labels.clone()
+        labels[torch.from_numpy(chosen)] = extra_class
+        recipe = Rehearsal(
+            size,
+            "sgd",
+            self.momentum,
+            self.weight_decay,
+            shift_and_flip=True,
+            technique=Margins(),
+            epoch_steps=per_epoch,
+        )
+        return Job(
+            phase="filter",
+            network=network,
+            state={name: t.to(device) for name, t in network.init(derive_seed(seed, "weights")).items()},
+            recipe=recipe,
+            images=buffer.images,
+            labels=labels.to(device),
+            seed=derive_seed(seed, "draws"),
+            index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
+            rates=torch.full((self.epochs * per_epoch,), self.learning_rate),
+            extra={name: torch.zeros(n, device=device) for name in Margins.recorded},
+        )
+
+
+def _pretenders(labels: Tensor, seed: int) -> list[NDArray[np.int64]]:
+    """Two disjoint sets of samples that get the extra class, one a round."""
+    n = len(labels)
+    size = max(1, n // (len(labels.unique()) + 1))
+    order = np.random.Generator(np.random.PCG64(derive_seed(seed, "pretenders"))).permutation(n)
+    return [order[i * size : (i + 1) * size] if (i + 1) * size <= n else order[:size] for i in range(_ROUNDS)]

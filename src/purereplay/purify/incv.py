@@ -1,0 +1,144 @@
+"""INCV, a rival of the Self-Centered filter: who is predicted by a network that has not seen him (Chen et al. 2019).
+
+Iterative noisy cross-validation. The candidates are split in two; a network trained on one half and on everyone chosen
+so far chooses from the other half those whose given label it predicts, and the halves change places. Of either half
+those with the largest losses are dropped for good, as many as the estimated noise rate's share of the chosen; the rest
+are candidates again. After some rounds the chosen are taken to be clean.
+
+Choices where the papers leave them open: the noise rate is that which explains the first round's agreement a under
+symmetric noise, a = (1 − ε)² + ε² / (c − 1); an epoch is always as many steps as half a buffer has batches.
+
+In: images and given labels of delayed buffers. Out: a verdict for each, with probabilities 1 or 0 (high = clean) and
+the log-probability of the label by the last network that had not seen the sample in the place of the centralities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from purereplay.data.batch import Batch
+from purereplay.data.seeds import derive_seed
+from purereplay.nets.inference import embed
+from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.networks import Head, Network, State
+from purereplay.purify.self_centered import Verdict
+
+Rows = NDArray[np.int64]
+
+
+@dataclass
+class _Case:
+    """A buffer under judgement."""
+
+    buffer: Batch
+    seed: int
+    chosen: NDArray[np.bool_]
+    candidates: NDArray[np.bool_]
+    score: NDArray[np.float64]  # log-probability of the given label by the last network that had not seen the sample
+    noise_rate: float = 0.0
+
+    def halves(self, number: int) -> tuple[Rows, Rows]:
+        dice = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "split", number)))
+        order = dice.permutation(np.flatnonzero(self.candidates))
+        return order[: len(order) // 2], order[len(order) // 2 :]
+
+
+@dataclass(frozen=True)
+class NoisyCrossValidation:
+    """How the networks are trained (the SPR paper's appendix)."""
+
+    rounds: int = 4
+    epochs: int = 200
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+
+    def n_steps(self, n: int) -> int:
+        """Training steps that judging a buffer of n takes."""
+        return 2 * self.rounds * self.epochs * self._per_epoch(n)
+
+    def _per_epoch(self, n: int) -> int:
+        return max(1, n // 2 // self._size(n))
+
+    def _size(self, n: int) -> int:
+        return min(self.batch_size, max(1, n // 2))
+
+    def judge(
+        self, network: Network, buffers: Sequence[Batch], n_classes: int, seeds: Sequence[int]
+    ) -> Asks[list[Verdict[Tensor]]]:
+        """The verdict on every buffer; `network` without its head is what is trained."""
+        network = replace(network, head=Head(n_classes))
+        cases = [
+            _Case(b, seed, np.zeros(b.n, bool), np.ones(b.n, bool), np.full(b.n, -np.inf))
+            for b, seed in zip(buffers, seeds, strict=True)
+        ]
+        for number in range(self.rounds):
+            split = [case.halves(number) for case in cases]
+            jobs = [
+                self._job(network, case, half, derive_seed(case.seed, "half", 2 * number + i))
+                for case, halves in zip(cases, split, strict=True)
+                for i, half in enumerate(halves)
+            ]
+            trained = iter((yield jobs))
+            for case, (first, second) in zip(cases, split, strict=True):
+                _choose(network, case, [(second, next(trained).state), (first, next(trained).state)], n_classes, number)
+        return [Verdict(torch.from_numpy(case.chosen).double(), torch.from_numpy(case.score), []) for case in cases]
+
+    def _job(self, network: Network, case: _Case, half: Rows, seed: int) -> Job:
+        """Training on one half and on everyone chosen; of one shape for all buffers of a size."""
+        n, device = case.buffer.n, case.buffer.images.device
+        rows = np.union1d(half, np.flatnonzero(case.chosen))
+        rows = rows if len(rows) else np.arange(n)
+        size, n_steps = self._size(n), self.epochs * self._per_epoch(n)
+        dice = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
+        orders = [dice.permutation(rows) for _ in range(-(-n_steps * size // len(rows)))]
+        index = np.concatenate(orders)[: n_steps * size].reshape(n_steps, size)
+        return Job(
+            phase="filter",
+            network=network,
+            state={name: t.to(device) for name, t in network.init(derive_seed(seed, "weights")).items()},
+            recipe=Rehearsal(size, "adam", weight_decay=self.weight_decay, shift_and_flip=True),
+            images=case.buffer.images,
+            labels=case.buffer.labels.to(device),
+            seed=derive_seed(seed, "draws"),
+            index=torch.from_numpy(index.astype(np.int64)),
+            rates=torch.full((n_steps,), self.learning_rate),
+        )
+
+
+def _choose(network: Network, case: _Case, judged: list[tuple[Rows, State]], n_classes: int, number: int) -> None:
+    """One round's decisions about both halves, each by the network that has not seen it."""
+    agree = np.zeros(case.buffer.n, bool)
+    for rows, state in judged:
+        if not len(rows):
+            continue
+        at = torch.from_numpy(rows)
+        log_p = (
+            embed(network, state, case.buffer.images[at.to(case.buffer.images.device)]).double().log_softmax(1).cpu()
+        )
+        labels = case.buffer.labels[at]
+        agree[rows] = (log_p.argmax(1) == labels).numpy()
+        case.score[rows] = log_p.gather(1, labels[:, None])[:, 0].numpy()
+    everyone = np.concatenate([rows for rows, _ in judged])
+    if number == 0 and len(everyone):
+        case.noise_rate = noise_rate(float(agree[everyone].mean()), n_classes)
+    for rows, _ in judged:
+        n_dropped = round(case.noise_rate * int(agree[rows].sum()))
+        worst = rows[np.argsort(case.score[rows], kind="stable")[:n_dropped]]
+        case.candidates[worst[~agree[worst]]] = False
+    case.chosen |= agree
+    case.candidates &= ~agree
+
+
+def noise_rate(agreement: float, n_classes: int) -> float:
+    """The lower ε in [0, 1] with (1 − ε)² + ε² / (c − 1) = agreement; where there is none, the closest one."""
+    c = max(2, n_classes)
+    a, b = 1 + 1 / (c - 1), 1 - agreement  # a ε² − 2 ε + b = 0
+    inside = 1 - a * b
+    return float((1 - np.sqrt(max(0.0, inside))) / a)
