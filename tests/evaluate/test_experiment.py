@@ -120,8 +120,12 @@ def test_interrupted_inside_a_training_loop_it_goes_on(undisturbed, tmp_path):
     assert measured(path) == measured(undisturbed)
 
 
-def test_checkpoints_come_soon_at_first_and_then_seldom(tmp_path, monkeypatch):
-    """The first after a second; then ten seconds apart, or fifty times as long as the last one took."""
+@pytest.mark.parametrize(
+    ("share", "expected"), [(1.0, [1.25, 10.25, 10.25, 50.25, 10.25]), (0.1, [1.25, 50.25, 50.25, 500.25, 50.25])]
+)
+def test_checkpoints_come_soon_at_first_and_then_seldom(tmp_path, monkeypatch, share, expected):
+    """The first after a second; then ten seconds apart, or after fifty times of the run's own time that the last one
+    took: of runs side by side, that is a share of the time that passes."""
     experiment = prepare(tiny(), tmp_path / "run")
     now, costs, waits = 0.0, [0.1, 0.1, 1.0, 0.1, 0.1], []
 
@@ -135,8 +139,9 @@ def test_checkpoints_come_soon_at_first_and_then_seldom(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment.run, "save", write)
     while len(waits) < len(costs):
         now += 0.25
+        experiment.account.book("expert", 0.25 * share)
         experiment._maybe_save()
-    assert waits == pytest.approx([1.25, 10.25, 10.25, 50.25, 10.25], abs=0.3)
+    assert waits == pytest.approx(expected, abs=0.3)
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):

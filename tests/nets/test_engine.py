@@ -8,7 +8,7 @@ import torch
 from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
 from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together
-from purereplay.nets.jobs import Contrastive, Job, Supervised
+from purereplay.nets.jobs import Contrastive, Job, Supervised, first_of_its_kind
 from purereplay.nets.loops import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
@@ -113,6 +113,24 @@ def test_answers_come_in_the_order_of_the_jobs_whatever_the_groups():
     for one, answer in zip(jobs, answers, strict=True):
         assert int(answer.optimizer["step"]) == one.n_steps
         assert torch.allclose(answer.state["head.output.bias"], one.state["head.output.bias"], atol=0.05)
+
+
+def test_the_very_same_training_is_done_once():
+    recipe = Contrastive(epochs=3, batch_size=6)
+    one = job(0, recipe)
+    copy = replace(one, images=one.images.clone(), state={n: t.clone() for n, t in one.state.items()})
+    darker = replace(one, images=one.images // 2)
+    other_seed = replace(one, seed=5)
+    other_weights = replace(one, state=NETWORK.init(77))
+    jobs = [one, darker, copy, other_seed, other_weights]
+    assert first_of_its_kind(jobs) == [0, 1, 0, 3, 4]
+    heard = []
+    answers = Engine(CPU, watch=lambda p: heard.append(p.n_networks)).train(jobs)
+    for mine, asked in zip(answers, jobs, strict=True):
+        [alone] = Engine(CPU).train([asked])
+        for name in alone.state:
+            torch.testing.assert_close(mine.state[name], alone.state[name], rtol=1e-4, atol=1e-6)
+    assert answers[0].seconds == answers[2].seconds < answers[1].seconds  # what is shared is booked once
 
 
 def test_finetuning_learns_the_labels_and_clips():

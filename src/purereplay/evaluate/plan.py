@@ -76,7 +76,7 @@ def _plan_spr(options: SprSettings, task_ends: tuple[int, ...]) -> Plan:
         "filter": n_buffers * rivals.get(options.filter, 0),
         "finetune": len(task_ends) * options.finetune_epochs * max(1, p // options.finetune_batch),
     }
-    return Plan(n_buffers, steps)
+    return Plan(n_buffers, {phase: n for phase, n in steps.items() if n})
 
 
 def estimate(settings: RunSettings, learner: Learner, task_ends: tuple[int, ...]) -> Estimate:
@@ -138,6 +138,6 @@ def _seconds_per_step(engine: Engine, job: Job, k: int) -> float:
         else:
             some = replace(job, recipe=replace(job.recipe, epochs=max(1, few // job.steps_per_epoch)))
         began = time.perf_counter()
-        engine.train([some] * k)
+        engine.train([replace(some, seed=i) for i in range(k)])  # the very same one would be trained once
         seconds = time.perf_counter() - began
     return seconds / some.n_steps

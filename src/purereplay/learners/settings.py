@@ -68,9 +68,9 @@ class SprSettings:
     posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins
     small_class: Literal["drop", "keep"] = "drop"  # classes too small to fit: probability 0 (code, in effect) or 0.5
     mixture_steps: int = 10  # of EM (code); not in the paper
-    aum_epochs: int = 150  # of the filter aum, on every D
-    incv_epochs: int = 200  # of the filter incv, on every half of D
-    incv_rounds: int = 4
+    aum_epochs: int = 150  # of the filter aum, on every D (paper)
+    incv_epochs: int = 200  # of the filter incv, on every half of D (paper)
+    incv_rounds: int = 4  # of the filter incv (paper)
     admission: Literal["greedy", "partitioned"] = "partitioned"  # into a full P; paper: greedy; code: partitioned
     eviction: Literal["levelled", "softmax"] = "levelled"  # paper: classes balanced; code: a class by softmax(excess)
     # the inference network

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from purereplay.errors import Interrupted, UserError
-from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained
+from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained, first_of_its_kind
 from purereplay.nets.loops import Loop, PlainLoop, Precision, network_bytes
 from purereplay.nets.perceptron import PerceptronLoop, can_train
 from purereplay.nets.rehearsal import RehearsalLoop
@@ -71,7 +71,17 @@ class Engine:
             self._memory = min(total // 2, free * 9 // 10)
 
     def train(self, jobs: list[Job]) -> list[Trained]:
-        """The jobs' answers, in their order."""
+        """The jobs' answers, in their order; what several ask for in the same way is trained once.
+
+        Runs that differ in their filter alone have the same experts, for example.
+        """
+        firsts = first_of_its_kind(jobs)
+        shared = Counter(firsts)
+        trained = self._train_all([jobs[i] for i in shared])
+        answers = {i: t._replace(seconds=t.seconds / n) for (i, n), t in zip(shared.items(), trained, strict=True)}
+        return [answers[i] for i in firsts]
+
+    def _train_all(self, jobs: list[Job]) -> list[Trained]:
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
             groups[self.group(job)].append(i)
@@ -83,7 +93,7 @@ class Engine:
                 try:
                     trained = self._train_group([jobs[i] for i in some])
                 except _NotFused:
-                    return self.train(jobs)  # what was trained so far is lost: this is found out at the first job
+                    return self._train_all(jobs)  # what was trained so far is lost: this is found out at the first job
                 except torch.cuda.OutOfMemoryError:
                     if len(some) == 1:
                         raise UserError(

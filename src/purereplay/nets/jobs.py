@@ -10,6 +10,7 @@ from collections.abc import Generator, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from purereplay.nets.networks import Network, State
@@ -114,6 +115,29 @@ class Job:
         """Jobs of one kind can be trained in one go: of one shape, they share the optimizer's step and the rates."""
         rates = None if self.rates is None else self.rates.cpu().numpy().tobytes()
         return self.shape, self.start, self.steps_before, rates
+
+
+def first_of_its_kind(jobs: list[Job]) -> list[int]:
+    """For every job the first one that asks for the very same training, itself where there is none before it."""
+    seen: dict[Hashable, list[int]] = {}
+    firsts = []
+    for i, job in enumerate(jobs):
+        alike = seen.setdefault((job.shape, job.seed, job.start, job.steps_before), [])
+        first = next((k for k in alike if _same(job, jobs[k])), i)
+        if first == i:
+            alike.append(i)
+        firsts.append(first)
+    return firsts
+
+
+def _same(a: Job, b: Job) -> bool:
+    """Whether all that two jobs of one shape, seed and age bring is equal, number for number."""
+    singles = ((a.images, b.images), (a.replay, b.replay), (a.labels, b.labels), (a.index, b.index), (a.rates, b.rates))
+    for ours, theirs in singles:
+        if ours is not None and theirs is not None and ours is not theirs and not torch.equal(ours, theirs):
+            return False
+    named = ((a.state, b.state), (a.extra, b.extra), (a.optimizer or {}, b.optimizer or {}))
+    return all(ours is theirs or all(torch.equal(t, theirs[n]) for n, t in ours.items()) for ours, theirs in named)
 
 
 class Trained(NamedTuple):

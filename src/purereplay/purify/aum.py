@@ -121,6 +121,6 @@ class AreaUnderMargin:
 def _pretenders(labels: Tensor, seed: int) -> list[NDArray[np.int64]]:
     """Two disjoint sets of samples that get the extra class, one a round."""
     n = len(labels)
-    size = max(1, n // (len(labels.unique()) + 1))
+    size = max(1, n // (len(set(labels.tolist())) + 1))
     order = np.random.Generator(np.random.PCG64(derive_seed(seed, "pretenders"))).permutation(n)
     return [order[i * size : (i + 1) * size] if (i + 1) * size <= n else order[:size] for i in range(_ROUNDS)]
