@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
+from purereplay.learners.ewc import Elastic
 from purereplay.learners.robust.jocor import JoCoR, Twins
 from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.robust.pencil import Pencil
@@ -19,6 +20,7 @@ from purereplay.nets.jobs import Job, Rehearsal
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import Step, sample_losses
+from purereplay.purify.aum import Margins
 
 NETWORK = Network(MLP(16, (12, 12)), Head(4))
 K, B, C = 2, 6, 4
@@ -231,3 +233,46 @@ def test_jocor_passes_by_the_share_of_wrong_labels(noise, rate, forget):
     assert math.isclose(options.jocor_forget, forget)
     told = chosen | {"overrides": {"robust": "jocor", "jocor_forget": "0.1"}}
     assert replace(options, jocor_forget=0.1) == resolve(dataset="digits", noise=noise, noise_rate=rate, **told).options
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", ["mlp", "resnet"])
+@pytest.mark.parametrize("name", ["none", "l2r", "pencil", "sl", "jocor", "ewc", "aum", "mir"])
+def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
+    techniques = {
+        "l2r": LearningToReweight(batch_size=9),
+        "pencil": Pencil(stage1=1, stage2=3),
+        "sl": SymmetricLearning(),
+        "jocor": JoCoR(forget=0.5, epochs=2),
+        "ewc": Elastic(100.0),
+        "aum": Margins(),
+    }
+    technique = techniques.get(name)
+    plain = NETWORK if network == "mlp" else Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(C))
+    net = plain if technique is None else technique.prepare(plain)
+    recipe = Rehearsal(6, "sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
+    recipe = replace(recipe, n_incoming=3, n_candidates=8, n_replayed=3) if name == "mir" else recipe
+    jobs, listed = [], 11 if name == "mir" else 6
+    for k in range(2):
+        generator = torch.Generator().manual_seed(k)
+        images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8, generator=generator)
+        labels = torch.randint(0, C, (20,), generator=generator)
+        index = torch.stack([torch.randperm(20, generator=generator)[:listed] for _ in range(8)])
+        state = net.init(k)
+        extra = {} if technique is None else technique.per_sample(labels, C)
+        extra |= {n: t[k] for n, t in clean_set().items()} if name == "l2r" else {}
+        if name == "ewc":
+            extra |= {f"{what}.{n}": torch.rand_like(t) for n, t in state.items() for what in ("centre", "stiffness")}
+            extra = {n: t for n, t in extra.items() if "running" not in n}
+        extra |= {n: torch.zeros(20) for n in Margins.recorded} if name == "aum" else {}
+        rates = torch.full((8,), 0.01)
+        jobs.append(Job("test", net, state, recipe, images, k, labels=labels, index=index, rates=rates, extra=extra))
+    there, here = (Engine(torch.device(device)).train(jobs) for device in ("cuda", "cpu"))
+    assert not caplog.records  # nothing fell back
+    for a, b in zip(there, here, strict=True):
+        for one, other in ((a.state, b.state), (a.extra, b.extra)):
+            for n in one:
+                torch.testing.assert_close(one[n].cpu(), other[n], rtol=1e-2, atol=1e-3)
