@@ -81,6 +81,31 @@ def test_demo_replaces_an_earlier_demo_and_nothing_else(tmp_path, monkeypatch):
     assert refused.returncode == 2 and "not a demo" in refused.stderr and (other / "result.json").exists()
 
 
+def test_in_a_sweep_a_run_that_diverges_fails_alone(tmp_path):
+    done = run("sweep", "--dataset", "digits", *TINY, "--set", "finetune_rate=0.002,1e30", "--out", tmp_path)
+    assert done.returncode == 2 and "1 of 2 runs failed: The training of the finetune network diverged" in done.stderr
+    assert (tmp_path / "finetune_rate-0.002" / "result.json").exists() and "failed" in done.stdout
+    assert not (tmp_path / "finetune_rate-1e30" / "result.json").exists()
+
+
+def test_rivals_techniques_and_filters_by_their_options(tmp_path):
+    few = ("--set", "hidden=8", "--set", "gdumb_epochs=2")
+    rivals = ["--learner", "crs,gdumb", "--robust", "none,sl,l2r", "--preset", "demo", "--out", tmp_path / "a"]
+    done = run("sweep", "--dataset", "digits", *few, *rivals)
+    assert done.returncode == 0, done.stderr
+    compared = run("compare", *sorted((tmp_path / "a").iterdir()))
+    assert all(name in compared.stdout for name in ("crs + sl", "gdumb + l2r", "crs, demo")), compared.stdout
+    short = ("--set", "aum_epochs=2", "--set", "incv_epochs=2")
+    judges = ["--learner", "self-centered-filter", "--filter", "aum,incv", "--out", tmp_path / "b"]
+    assert run("sweep", "--dataset", "digits", *TINY, *short, *judges).returncode == 0
+    graphs = run("sweep", "--dataset", "digits", *TINY, "--graphs", "none,2", "--out", tmp_path / "c")
+    assert graphs.returncode == 0 and {p.name for p in (tmp_path / "c").iterdir()} == {"graphs-0", "graphs-2"}
+    wrong = run("run", "--dataset", "digits", "--robust", "sl", "--out", tmp_path / "d")
+    assert wrong.returncode == 2 and "go with crs, prs, mir, gdumb, not with spr" in wrong.stderr
+    twice = run("run", "--dataset", "digits", "--graphs", "3", "--set", "graphs=4", "--out", tmp_path / "d")
+    assert twice.returncode == 2 and "--graphs and --set graphs say the same thing" in twice.stderr
+
+
 def test_sweep_makes_a_folder_per_combination_and_goes_on(tmp_path):
     arguments = ["sweep", "--dataset", "digits", *TINY, "--noise-rate", "0.2,0.4", "--seed", "1,2", "--out", tmp_path]
     done = run(*arguments)

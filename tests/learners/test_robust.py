@@ -260,7 +260,7 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
         generator = torch.Generator().manual_seed(k)
         images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8, generator=generator)
         labels = torch.randint(0, C, (20,), generator=generator)
-        index = torch.stack([torch.randperm(20, generator=generator)[:listed] for _ in range(8)])
+        index = torch.stack([torch.randperm(20, generator=generator)[:listed] for _ in range(3)])
         state = net.init(k)
         extra = {} if technique is None else technique.per_sample(labels, C)
         extra |= {n: t[k] for n, t in clean_set().items()} if name == "l2r" else {}
@@ -268,7 +268,7 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
             extra |= {f"{what}.{n}": torch.rand_like(t) for n, t in state.items() for what in ("centre", "stiffness")}
             extra = {n: t for n, t in extra.items() if "running" not in n}
         extra |= {n: torch.zeros(20) for n in Margins.recorded} if name == "aum" else {}
-        rates = torch.full((8,), 0.01)
+        rates = torch.full((3,), 1e-3)  # a ResNet on tiny images is chaotic: 1e-6 is 0.1 after more steps
         jobs.append(Job("test", net, state, recipe, images, k, labels=labels, index=index, rates=rates, extra=extra))
     there, here = (Engine(torch.device(device)).train(jobs) for device in ("cuda", "cpu"))
     assert not caplog.records  # nothing fell back

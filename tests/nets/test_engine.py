@@ -257,6 +257,26 @@ def test_an_interruption_reaches_every_learner():
     assert heard == [0, 1]
 
 
+def test_who_diverges_or_fails_does_not_stop_the_others():
+    asked = []
+
+    def work(k: int, rate: float, fails: bool = False):
+        for i in range(3):
+            [trained] = yield [job(k, Contrastive(epochs=4, batch_size=12, learning_rate=rate))]
+            asked.append((k, i))
+            if fails:
+                raise UserError(f"Learner {k} has had enough.")
+        return trained.loss
+
+    works = [work(0, 1e-3), work(1, 1e30), work(2, 1e-3), work(3, 1e-3, fails=True)]
+    with pytest.raises(UserError, match=r"2 of 4 runs failed: .*(diverged: lower its learning rate|had enough)\."):
+        drive_together(works, Engine(CPU), [Account() for _ in range(4)])
+    assert [i for k, i in asked if k == 0] == [i for k, i in asked if k == 2] == [0, 1, 2]
+    assert not any(k == 1 for k, _ in asked)
+    with pytest.raises(UserError, match="^The training of the test network diverged"):
+        drive(work(1, 1e30), Engine(CPU))
+
+
 def test_loops_are_kept_only_within_the_memory_allowed():
     engine = Engine(CPU)
     sizes = [8, 12, 16, 20]

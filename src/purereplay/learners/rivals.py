@@ -197,7 +197,7 @@ def _training(name: str, s: RivalSettings, technique: Technique | None) -> Train
         batch_size=s.scratch_batch,
         learning_rate=s.gdumb_rate,
         least_rate=s.gdumb_least_rate,
-        momentum=s.gdumb_momentum,
+        momentum=0.0 if s.robust == "l2r" else s.gdumb_momentum,
         weight_decay=s.gdumb_decay,
         cutmix=s.gdumb_cutmix,
         technique=technique,

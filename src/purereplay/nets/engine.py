@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -71,9 +71,10 @@ class Engine:
             self._memory = min(total // 2, free * 9 // 10)
 
     def train(self, jobs: list[Job]) -> list[Trained]:
-        """The jobs' answers, in their order; what several ask for in the same way is trained once.
+        """The jobs' answers, in their order; the loss of one that diverged is not finite.
 
-        Runs that differ in their filter alone have the same experts, for example.
+        What several ask for in the same way is trained once: runs that differ in their filter alone have the same
+        experts, for example.
         """
         firsts = first_of_its_kind(jobs)
         shared = Counter(firsts)
@@ -146,9 +147,7 @@ class Engine:
                 self.watch(Progress(jobs[0].phase, len(jobs), done, n_steps))
         answers = loop.answers(began)
         sums = torch.stack([torch.stack([t.sum() for t in a.state.values()]).sum() for a in answers])
-        if not (all(math.isfinite(a.loss) for a in answers) and bool(sums.isfinite().all())):
-            raise UserError(f"The training of the {jobs[0].phase} network diverged: lower its learning rate.")
-        return answers
+        return [a if ok else a._replace(loss=math.nan) for a, ok in zip(answers, sums.isfinite().tolist(), strict=True)]
 
     def _make_fused(self, jobs: list[Job]) -> Loop:
         """The fast loop, compiled and captured; where that fails the plain one serves from now on, with one warning."""
@@ -203,16 +202,27 @@ def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Acc
 
     The shortest request goes first, and everybody who asks for jobs of the same group joins it. So runs wait for each
     other at their longest jobs, which then find the most company, whatever differs between the runs before that.
+    A learner that fails does not stop the others; when they are done, its error is raised.
     """
     results: dict[int, Result] = {}
+    failures: dict[int, UserError] = {}
     requests: dict[int, list[Job]] = {}
 
-    def advance(i: int, answer: list[Trained] | None) -> None:
+    def advance(i: int, answer: list[Trained] | None, asked: Sequence[Job] = ()) -> None:
         began = time.perf_counter()
         try:
-            requests[i] = next(works[i]) if answer is None else works[i].send(answer)
+            bad = [job.phase for job, t in zip(asked, answer or [], strict=True) if not math.isfinite(t.loss)]
+            if bad:
+                error = UserError(f"The training of the {bad[0]} network diverged: lower its learning rate.")
+                requests[i] = works[i].throw(error)
+            else:
+                requests[i] = next(works[i]) if answer is None else works[i].send(answer)
         except StopIteration as end:
             results[i] = end.value
+        except Interrupted:
+            raise
+        except UserError as error:
+            failures[i] = error
         accounts[i].book("other", time.perf_counter() - began)
 
     for i in range(len(works)):
@@ -228,14 +238,19 @@ def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Acc
                 answer = [next(answers) for _ in jobs]
                 for job, trained in zip(jobs, answer, strict=True):
                     accounts[i].book(job.phase, trained.seconds, job.n_steps)
-                advance(i, answer)
+                advance(i, answer, jobs)
     except Exception as error:
         stop = error if isinstance(error, Interrupted) else Interrupted("Another run failed.")
         for i, work in enumerate(works):  # each may put its state in safety
-            if i not in results:
+            if i not in results and i not in failures:
                 with suppress(Exception):
                     work.throw(stop)
         raise
+    if failures:
+        earliest = next(iter(failures.values()))
+        if len(works) == 1:
+            raise earliest
+        raise UserError(f"{len(failures)} of {len(works)} runs failed: {earliest}") from earliest
     return [results[i] for i in range(len(works))]
 
 

@@ -83,6 +83,7 @@ class RehearsalLoop:
         self.loss = torch.zeros(k, device=device)
         interference = recipe.n_candidates and _Interference(recipe.n_incoming, recipe.n_replayed)
         self.interference = interference or None
+        self.to_be_captured = device.type == "cuda"
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -105,8 +106,10 @@ class RehearsalLoop:
         for name, t in self.extra.items():
             t.copy_(torch.stack([j.extra[name].to(self.device) for j in jobs]))
         self.cursor.zero_()
-        if self.device.type == "cuda" and self.graph is None:
-            self.graph = capture(self._step, self.device, before=self.cursor.zero_)
+        if self.to_be_captured:
+            self.to_be_captured = False
+            with torch.enable_grad():
+                self.graph = capture(self._step, self.device, before=self.cursor.zero_)
             self.load(jobs)  # the warm-up changed everything
 
     def advance(self, at_most: int) -> int:

@@ -46,17 +46,28 @@ def sweep(settings: dict[Path, RunSettings]) -> None:
     out.print(f"{len(settings)} runs, {len(settings) - len(todo)} of them finished before")
     for path, s in todo.items():
         _announce(s, path, (path / "settings.json").exists())
-    if todo:
-        _run_together(list(todo.values()), list(todo))
+    failure = None
+    try:
+        if todo:
+            _run_together(list(todo.values()), list(todo))
+    except Interrupted:
+        raise
+    except UserError as error:  # of one run; the others went on
+        failure = error
     table = Table("run", "accuracy", "purity of P", "filtered noise", "time", box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
     for path in settings:
-        result = RunDirectory(path).result() or {}
+        result = RunDirectory(path).result()
+        if result is None:
+            table.add_row(path.name, "failed", "", "", "")
+            continue
         shares = [percent(result[key]) for key in ("accuracy", "purity", "filtered_noise")]
         table.add_row(path.name, *shares, duration(result["seconds"]["total"]))
         draw_run(path, path / "run.png")
     out.print(table)
+    if failure is not None:
+        raise failure
 
 
 def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:

@@ -7,6 +7,9 @@ is a factor of all of them and drops out.
 
 The clean samples are the only true labels that any learner is given: so many of each class, drawn from the training
 data and taken out of the stream, in runs that ask for this technique and in no others.
+
+A choice where the papers leave it open: the virtual step is one of plain gradient descent, and so are GDumb's real ones
+under this technique. With its momentum, weights that fall on a few samples of each batch make the training diverge.
 """
 
 from __future__ import annotations
