@@ -18,7 +18,7 @@ from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.draws import uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
 from purereplay.nets.loops import capture, joined_pool, network_bytes
-from purereplay.nets.networks import is_trained, prefixed, stack, unstack
+from purereplay.nets.networks import State, is_trained, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss, sample_losses
 
@@ -68,6 +68,10 @@ class RehearsalLoop:
         self.first, self.second = (
             {n: torch.zeros_like(p, requires_grad=False) for n, p in self.parameters.items()} for _ in range(2)
         )
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = _make_optimizer(
+            recipe, self.parameters, self.rate, self.first, self.second, capturable=device.type == "cuda"
+        )
         self.pool = torch.zeros(k, *job.images.shape, device=device)
         self.labels = torch.zeros(k, job.images.shape[0], dtype=torch.int64, device=device)
         self.index = torch.zeros(self.n_steps, k, job.index.shape[1], dtype=torch.int64, device=device)
@@ -97,6 +101,9 @@ class RehearsalLoop:
                     given = [j.optimizer[f"{theirs}.{name}"].to(self.device) for j in jobs if j.optimizer is not None]
                     t.copy_(torch.stack(given))
         self.before.fill_(jobs[0].steps_before)
+        for moments in self.optimizer.state.values():
+            if "step" in moments:
+                moments["step"].fill_(jobs[0].steps_before)
         self.pool.copy_(joined_pool(jobs, self.device).float() / 255)
         self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
         self.index.copy_(torch.stack([j.index for j in jobs if j.index is not None], dim=1))
@@ -174,14 +181,27 @@ class RehearsalLoop:
             self.cursor += 1
 
     def _update(self, gradients: Sequence[Tensor], rate: Tensor) -> None:
-        """Adam, or stochastic gradient descent with momentum, on all parameters."""
-        r, t = self.recipe, self.before + self.cursor[0] + 1
-        for (name, p), gradient in zip(self.parameters.items(), gradients, strict=True):
-            g = gradient if r.clip is None else gradient.clamp(-r.clip, r.clip)
-            g = g + r.weight_decay * p if r.weight_decay else g
-            if r.optimizer == "sgd":
-                self.first[name].mul_(r.momentum).add_(g)
-                p.sub_(rate * self.first[name])
-            else:
-                m, s = self.first[name].lerp_(g, 0.1), self.second[name].lerp_(g * g, 0.001)
-                p.sub_(rate / (1 - 0.9**t) * m / ((s / (1 - 0.999**t)).sqrt() + 1e-8))
+        """One step of the optimizer on all parameters."""
+        clip = self.recipe.clip
+        for p, gradient in zip(self.parameters.values(), gradients, strict=True):
+            p.grad = gradient if clip is None else gradient.clamp(-clip, clip)
+        self.rate.copy_(rate)
+        self.optimizer.step()
+
+
+def _make_optimizer(
+    recipe: Rehearsal, parameters: State, rate: Tensor, first: State, second: State, *, capturable: bool
+) -> torch.optim.Optimizer:
+    """Adam, or stochastic gradient descent with momentum, in one pass over all parameters, with these moments."""
+    values, decay = list(parameters.values()), recipe.weight_decay
+    optimizer: torch.optim.Optimizer
+    if recipe.optimizer == "adam":
+        optimizer = torch.optim.Adam(values, lr=rate, weight_decay=decay, fused=True, capturable=capturable)
+        for name, p in parameters.items():
+            step = torch.zeros((), device=p.device)
+            optimizer.state[p] = {"step": step, "exp_avg": first[name], "exp_avg_sq": second[name]}
+    else:
+        optimizer = torch.optim.SGD(values, lr=rate, momentum=recipe.momentum, weight_decay=decay, fused=True)
+        for name, p in parameters.items():
+            optimizer.state[p] = {"momentum_buffer": first[name]}
+    return optimizer
