@@ -38,7 +38,7 @@ def test_version_is_the_packages_own():
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "resume", "sweep", "demo", "plot", "compare", "estimate", "datasets", "settings"]
+    "name", ["run", "resume", "sweep", "demo", "plot", "compare", "paper", "estimate", "datasets", "settings"]
 )
 def test_every_command_has_help(name):
     done = run(name, "--help")

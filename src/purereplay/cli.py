@@ -265,6 +265,26 @@ def compare(
 
 
 @app.command()
+def paper(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or files of results (.json, .jsonl).")],
+    table: Annotated[str, typer.Option(help="Which table: overall_accuracy, filtering_e5, …")] = "overall_accuracy",
+    dataset: Dataset = "mnist",
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+) -> None:
+    """Put runs beside the paper's numbers: mean ± standard deviation (the paper's), and whether it is within 3 points.
+
+    Examples:
+
+        purereplay paper runs/*
+
+        purereplay paper runs/filters/* --table filtering_e5 --markdown
+    """
+    from purereplay.paper import beside
+
+    beside.show(table, dataset, runs, markdown=markdown)
+
+
+@app.command()
 def estimate(
     dataset: Dataset = "digits",
     noise: Noise = None,

@@ -273,7 +273,7 @@ def test_who_diverges_or_fails_does_not_stop_the_others():
         drive_together(works, Engine(CPU), [Account() for _ in range(4)])
     assert [i for k, i in asked if k == 0] == [i for k, i in asked if k == 2] == [0, 1, 2]
     assert not any(k == 1 for k, _ in asked)
-    with pytest.raises(UserError, match="^The training of the test network diverged"):
+    with pytest.raises(UserError, match=r"^The training of the test network diverged"):
         drive(work(1, 1e30), Engine(CPU))
 
 

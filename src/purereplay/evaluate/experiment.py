@@ -31,7 +31,7 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.base import Learner
 from purereplay.learners.rivals import RivalSettings, build_rival
-from purereplay.learners.settings import build_spr, make_backbone
+from purereplay.learners.settings import SprSettings, build_spr, make_backbone
 from purereplay.nets.engine import Account, Engine, drive
 from purereplay.nets.jobs import Asks
 from purereplay.nets.networks import Head, Network
@@ -149,6 +149,7 @@ class Experiment:
             "noise_rate": s.noise_rate,
             "episode": s.episode,
             "learner": s.learner,
+            **_what_it_was(s.options),
             "preset": s.preset,
             "budget": s.budget,
             "seed": s.seed,
@@ -241,6 +242,13 @@ def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> Lea
         mean=info.mean,
         std=info.std,
     )
+
+
+def _what_it_was(options: SprSettings | RivalSettings) -> Line:
+    """Which technique or filter took part."""
+    if isinstance(options, RivalSettings):
+        return {"robust": options.robust}
+    return {"filter": options.filter, "graphs": options.graphs}
 
 
 def device_name(device: torch.device) -> str:

@@ -1,0 +1,56 @@
+"""The paper's numbers, every cell of every table, as they are printed there (in %)."""
+
+from __future__ import annotations
+
+import csv
+from importlib.resources import files
+from typing import NamedTuple
+
+from purereplay.errors import UserError
+
+
+class Column(NamedTuple):
+    """One noise of a table."""
+
+    noise: str  # as in a run's settings
+    rate: float
+
+    def __str__(self) -> str:
+        return "clean" if self.noise == "none" else f"{self.noise} {100 * self.rate:g}"
+
+
+class PaperTable(NamedTuple):
+    """One of the paper's tables, for one dataset; methods and columns in the paper's order."""
+
+    name: str
+    dataset: str
+    measure: str  # as in a run's result
+    methods: list[str]
+    columns: list[Column]
+    values: dict[tuple[str, Column], float]  # %
+
+
+_NOISES = {"random_symmetric": "symmetric", "superclass_symmetric": "superclass", "real": "none"}
+
+
+def table_names() -> list[str]:
+    return list(dict.fromkeys(row["table"] for row in _rows()))
+
+
+def paper_table(name: str, dataset: str) -> PaperTable:
+    rows = [row for row in _rows() if row["table"] == name and row["dataset"] == dataset]
+    if not rows:
+        known = sorted({f"{row['table']} of {row['dataset']}" for row in _rows()})
+        raise UserError(f"The paper has no table {name} of {dataset}: it has {', '.join(known)}.")
+    values = {}
+    for row in rows:
+        noise = _NOISES.get(row["noise"], row["noise"])
+        column = Column(noise, 0.0 if noise == "none" else float(row["noise_rate"]))
+        values[row["method"], column] = float(row["value"])
+    methods, columns = list(dict.fromkeys(m for m, _ in values)), list(dict.fromkeys(c for _, c in values))
+    return PaperTable(name, dataset, rows[0]["metric"], methods, columns, values)
+
+
+def _rows() -> list[dict[str, str]]:
+    text = files("purereplay.paper").joinpath("numbers.csv").read_text()
+    return list(csv.DictReader(text.splitlines()))
