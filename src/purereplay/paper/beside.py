@@ -86,7 +86,8 @@ def cells_of(table: PaperTable, results: list[Result]) -> Cells:
 
 def method_of(result: Result, table: PaperTable) -> str | None:
     """The paper's name for a run, None where the table has no such row."""
-    learner, filtering, graphs = result["learner"], result.get("filter"), result.get("graphs")
+    learner = result["learner"]
+    filtering, graphs = result.get("filter", "self-centered"), result.get("graphs", 5)  # older results have neither
     name = _LEARNERS[learner]
     if table.name.startswith("filtering_e"):  # what a filter lets into P does not depend on the base
         if learner not in ("spr", "self-centered-filter"):
