@@ -1,7 +1,9 @@
 """What holds for every learner, by its name on the command line, and with every technique that goes with it."""
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
@@ -156,3 +158,21 @@ def test_what_trains_for_a_test_is_kept_until_something_changes(name):
     assert one.classifier() is first
     one.observe(separable(90, seed=2))
     assert one.classifier() is not first
+
+
+def test_what_is_replayed_is_drawn_evenly_and_without_repetition():
+    one = learner("crs")
+    slots = one._draw_slots(np.full(2000, 30), size=10, capacity=30)
+    assert slots.shape == (2000, 10) and all(len(set(row)) == 10 for row in slots.tolist())
+    counts = np.bincount(slots.ravel(), minlength=30)
+    assert chisquare(counts).pvalue > 0.01
+    few = one._draw_slots(np.array([0, 4, 10]), size=7, capacity=30)
+    assert set(few[0]) <= set(range(-7, 0)) and set(few[1]) <= set(range(4)) and set(few[2]) <= set(range(10))
+
+
+def test_a_stream_shorter_than_a_batch_is_learned_from():
+    for name in ("crs", "mir", "finetune"):
+        one = learner(name)
+        one.observe(separable(4, seed=1))
+        [report] = one.flush()
+        assert len(report.index) == 4

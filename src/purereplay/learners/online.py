@@ -25,6 +25,7 @@ from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Learner, Report
 from purereplay.learners.ewc import Consolidation
 from purereplay.memory.replay import ReplayMemory
+from purereplay.nets.draws import uniforms
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
@@ -32,6 +33,7 @@ from purereplay.nets.networks import Network, State, part, prefixed
 from purereplay.nets.technique import Technique
 
 _BATCHES_AT_ONCE = 100  # trained as one job
+_REPLAY = 7  # the stream of draws
 _COUNTS = ("n_batches", "n_done", "finished", "task_ended")
 
 
@@ -55,6 +57,7 @@ class _Planned(NamedTuple):
     index: NDArray[np.int64]  # type: ignore[assignment]  # (steps, listed): rows of the pool
     pool: Batch  # the memory's slots as they were before, then the incoming samples
     row_of_slot: torch.Tensor  # int64 (capacity,): whose place in the pool each slot's sample has afterwards
+    generator: torch.Generator  # of the memory, likewise
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Online(Learner):
     seed: int = 0
     consolidation: Consolidation | None = None  # EWC's
     constants: State = field(default_factory=dict)  # what the technique works with in every job
+    generator: torch.Generator = field(init=False)  # of the memory; goes on from batch to batch
     weights: State = field(init=False)
     optimizer: State | None = field(default=None, init=False)
     waiting: Batch = field(init=False)  # samples taken and not trained on yet
@@ -81,6 +85,7 @@ class Online(Learner):
 
     def __post_init__(self) -> None:
         device = self.engine.device
+        self.generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory"))
         if self.memory is not None and self.how.technique is not None:
             nobody = torch.zeros(self.memory.capacity, dtype=torch.int64, device=device)
             self.carried = self.how.technique.per_sample(nobody, self.n_classes)
@@ -123,7 +128,8 @@ class Online(Learner):
         # planned on a copy: if this is cut off, nothing has happened yet
         planned = self._plan(now, size)
         [trained] = yield [self._job(planned, size)]
-        self.weights, self.optimizer, self.memory = trained.state, trained.optimizer, planned.memory
+        self.weights, self.optimizer = trained.state, trained.optimizer
+        self.memory, self.generator = planned.memory, planned.generator
         self.carried = {name: trained.extra[name][planned.row_of_slot] for name in self.carried}
         if self.consolidation is not None:
             self.consolidation.saw(now.images)
@@ -185,27 +191,42 @@ class Online(Learner):
         """What the steps on these samples will take and leave."""
         incoming = np.arange(now.n).reshape(-1, size)
         if self.memory is None:
-            return _Planned(None, incoming, now, torch.empty(0, dtype=torch.int64))
-        memory = deepcopy(self.memory)
+            return _Planned(None, incoming, now, torch.empty(0, dtype=torch.int64), self.generator)
+        memory, generator = deepcopy(self.memory), torch.Generator()
+        generator.set_state(self.generator.get_state())
         held = memory.contents()
         # the pool's size is the same for every job, so that jobs share a loop
         pool = Batch(*(torch.cat([_padded(t, memory.capacity), u]) for t, u in zip(held, now, strict=True)))
         row_of_slot = np.zeros(memory.capacity, np.int64)
         row_of_slot[: held.n] = np.arange(held.n)
         incoming = incoming + memory.capacity
-        n_listed = self.how.n_candidates or self.how.replay_size
-        labels, slots, steps = now.labels.numpy(), [], []
-        for i, rows in enumerate(incoming):
-            number = self.n_batches + i
-            dice = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "replay", number)))
-            known = row_of_slot[: memory.n] if memory.n else rows
-            steps.append(np.concatenate([rows, _some(known, n_listed, dice)]))
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", number))
-            taken = memory.place(labels[rows - memory.capacity], generator)
+        slots = memory.place(now.labels.numpy(), generator)
+        n_held = np.minimum(memory.capacity, held.n + size * np.arange(len(incoming)))  # before each batch
+        replayed = self._draw_slots(n_held, size, memory.capacity)
+        steps = []
+        for rows, taken, chosen in zip(incoming, slots.reshape(incoming.shape), replayed, strict=True):
+            again = row_of_slot[chosen] if chosen[0] >= 0 else rows[-1 - chosen]
+            steps.append(np.concatenate([rows, again]))
             row_of_slot[taken[taken >= 0]] = rows[taken >= 0]
-            slots.append(taken)
-        memory.write(np.concatenate(slots), now)
-        return _Planned(memory, np.stack(steps), pool, torch.from_numpy(row_of_slot))
+        memory.write(slots, now)
+        return _Planned(memory, np.stack(steps), pool, torch.from_numpy(row_of_slot), generator)
+
+    def _draw_slots(self, n_held: NDArray[np.int64], size: int, capacity: int) -> NDArray[np.int64]:
+        """The slots that each batch of this size replays, (batches, listed): different ones where there are enough.
+
+        Where nothing is held yet, -1, -2, … stand for the first, second, … of the batch itself.
+        """
+        n = self.how.n_candidates or self.how.replay_size
+        key = torch.tensor([derive_seed(self.seed, "replay")])
+        number = torch.arange(self.n_batches, self.n_batches + len(n_held))
+        u = uniforms(key, number, max(n, capacity), stream=_REPLAY)[:, 0].numpy()
+        chosen = np.empty((len(n_held), n), np.int64)
+        for i, held in enumerate(n_held.tolist()):
+            if held > n:
+                chosen[i] = np.argpartition(u[i, :held], n)[:n]
+            else:
+                chosen[i] = (u[i, :n] * held) if held else -1 - (u[i, :n] * size).astype(np.int64)
+        return chosen
 
     def classify(self) -> Asks[Classifier]:
         return Classifier(self.network, self.weights, self.image_shape)
@@ -215,6 +236,7 @@ class Online(Learner):
         state = {name: torch.tensor(getattr(self, name)) for name in _COUNTS}
         state |= prefixed("weights.", self.weights) | prefixed("optimizer.", self.optimizer or {})
         state |= prefixed("waiting.", self.waiting._asdict()) | prefixed("carried.", self.carried)
+        state["generator"] = self.generator.get_state()
         state |= {} if self.consolidation is None else prefixed("consolidation.", self.consolidation.state())
         return state | ({} if self.memory is None else prefixed("memory.", self.memory.state()))
 
@@ -222,6 +244,7 @@ class Online(Learner):
         device = self.engine.device
         self.n_batches, self.n_done = int(state["n_batches"]), int(state["n_done"])
         self.finished, self.task_ended = bool(state["finished"]), bool(state["task_ended"])
+        self.generator.set_state(state["generator"].cpu())
         self.weights = {name: t.to(device) for name, t in part(state, "weights.").items()}
         self.optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
         waiting = part(state, "waiting.")
@@ -236,8 +259,3 @@ class Online(Learner):
 def _padded(t: torch.Tensor, n: int) -> torch.Tensor:
     """t (m, ...) with zeros after it, (n, ...)."""
     return torch.cat([t, t.new_zeros((n - t.shape[0], *t.shape[1:]))])
-
-
-def _some(rows: NDArray[np.int64], n: int, dice: np.random.Generator) -> NDArray[np.int64]:
-    """n of the rows, different ones as far as there are enough."""
-    return dice.choice(rows, n, replace=len(rows) < n)
