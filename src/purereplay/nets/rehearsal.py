@@ -19,7 +19,7 @@ from torch import Tensor
 from purereplay.nets.draws import uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
 from purereplay.nets.loops import capture, joined_pool, network_bytes
-from purereplay.nets.networks import Network, State, is_trained, prefixed, stack, unstack
+from purereplay.nets.networks import Network, State, is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 
 _CUTMIX = 3  # the stream of draws
@@ -155,7 +155,7 @@ class RehearsalLoop:
                     given = [j.optimizer[f"{theirs}.{name}"].to(self.device) for j in jobs if j.optimizer is not None]
                     t.copy_(torch.stack(given))
         self.before.fill_(jobs[0].steps_before)
-        self.pool.copy_(joined_pool(jobs, self.device).float() / 255)
+        self.pool.copy_(network_input(joined_pool(jobs, self.device)))
         self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
         self.index.copy_(torch.stack([j.index for j in jobs if j.index is not None], dim=1))
         assert jobs[0].rates is not None
