@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -23,14 +23,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from purereplay.data.arrays import Shape, as_given, describe, is_vectors, read_samples
+from purereplay.data.files import write_whole
 from purereplay.data.labels import LabelBook, in_order, label_array, label_from_json, label_to_json, read_labels
 from purereplay.data.names import Name, SampleNames
 from purereplay.errors import InputError, UserError
-from purereplay.evaluate.checkpoint import read_tensors, write_tensors
+from purereplay.evaluate.checkpoint import packed, read_packed
 from purereplay.evaluate.settings import pick_device, pick_precision
 from purereplay.learners.audited import AuditedLearner
-from purereplay.learners.options import from_json, validated
-from purereplay.learners.settings import RANGES, SprSettings, build_spr, for_dataset, preset_settings
+from purereplay.learners.options import from_json
+from purereplay.learners.settings import RANGES, SprSettings, build_spr, own_settings
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate
@@ -144,8 +145,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest label of each sample, (n,)."""
-        likeliest: NDArray[Any] = self.classes_[self._scores(X).argmax(1)]
-        return likeliest
+        best = self._scores(X).argmax(1)
+        labels: NDArray[Any] = self.classes_[best]
+        return labels
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities (n, len(classes_)); while nothing has passed the filter, how often each label was given."""
@@ -211,12 +213,15 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         facts["labels"] = [label_to_json(label) for label in facts["labels"]]
         if isinstance(facts["params"]["random_state"], np.random.RandomState):
             facts["params"]["random_state"] = facts["seed"]
-        write_tensors(Path(path), tensors, {"format": FORMAT, **facts})
+        write_whole(Path(path), packed(tensors, {"format": FORMAT, **facts})[0])
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """What `save` wrote."""
-        tensors, facts = read_tensors(Path(path))
+        try:
+            tensors, facts, _ = read_packed(Path(path))
+        except ValueError as error:
+            raise UserError(f"{path} {error}.") from error
         if facts.get("format") != FORMAT:
             raise UserError(f"{path} has format {facts.get('format')!r}, this version reads format {FORMAT}.")
         facts["labels"] = [label_from_json(label) for label in facts["labels"]]
@@ -240,8 +245,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return self._audited.state() | {"sample_ids": self._names.state()}
 
     def _restore(self, facts: dict[str, Any], tensors: State) -> None:
-        self._options = from_json(SprSettings, facts["options"], RANGES)
-        self._build(tuple(facts["shape"]), facts["vectors"], facts["seed"])
+        options = from_json(SprSettings, facts["options"], RANGES)
+        self._build(options, tuple(facts["shape"]), facts["vectors"], facts["seed"])
         self._know(facts["labels"])
         self._audited.load({name: t for name, t in tensors.items() if name != "sample_ids"})
         self._names.load(tensors["sample_ids"])
@@ -272,37 +277,30 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def _begin(self, samples: Tensor) -> None:
         """Forget everything; the first samples say what there is to learn from."""
         shape, vectors = _shape(samples), is_vectors(samples)
-        options = self._resolve(shape, vectors)
+        options = own_settings(self.preset, self._chosen(), shape, vectors=vectors)
         if isinstance(self.random_state, int | np.integer):
             seed = int(self.random_state)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._options = options
-        self._build(shape, vectors, seed)
+        self._build(options, shape, vectors, seed)
 
-    def _resolve(self, shape: Shape, vectors: bool) -> SprSettings:
-        """The settings that the arguments ask for."""
-        chosen = {key: _plain(value) for key, value in (self.settings or {}).items()}
-        unknown = set(chosen) - {field.name for field in fields(SprSettings)}
-        if unknown:
-            raise UserError(f"The setting {min(unknown)!r} is unknown.")
+    def _chosen(self) -> dict[str, Any]:
+        """The settings that the arguments change."""
+        chosen: dict[str, Any] = _plain(self.settings or {})
         for name in _NAMED:
             value = _plain(getattr(self, name))
             if value is not None and chosen.setdefault(name, value) != value:
                 raise UserError(f"The setting {name} is {value} as an argument and {chosen[name]} in settings.")
-        settings = validated(replace(preset_settings(self.preset), **chosen), RANGES)
-        if vectors and settings.network is None:
-            settings = replace(settings, network="mlp")
-        return for_dataset(settings, "", shape, self.preset)
+        return chosen
 
-    def _build(self, shape: Shape, vectors: bool, seed: int) -> None:
+    def _build(self, options: SprSettings, shape: Shape, vectors: bool, seed: int) -> None:
         device = pick_device(self.device)
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
-        learner = build_spr(self._options, image_shape=shape, n_classes=0, engine=engine, seed=seed, vectors=vectors)
+        learner = build_spr(options, image_shape=shape, n_classes=0, engine=engine, seed=seed, vectors=vectors)
         # one buffer after the other is exact whatever the pieces in which the stream comes; with the GPU's fused loop,
         # which is for images, so are many side by side
         self._audited = AuditedLearner(learner, lookahead=64 if device == "cuda" and not vectors else 1)
-        self._labels, self._names = LabelBook(), SampleNames()
+        self._options, self._labels, self._names = options, LabelBook(), SampleNames()
         self.n_seen_ = 0
         if vectors:
             self.n_features_in_ = shape[0]

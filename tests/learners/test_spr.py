@@ -435,3 +435,41 @@ def test_classes_may_come_that_nobody_spoke_of(stream):
     other = build_spr(TINY, image_shape=(1, 8, 8), n_classes=1, engine=Engine(CPU), seed=0)
     other.load(few.state())
     assert same(other, few) and other.n_classes == 12
+
+
+def test_it_learns_from_vectors():
+    settings = replace(TINY, finetune_epochs=30)
+    ours = build_spr(settings, image_shape=(6, 1, 1), n_classes=3, engine=Engine(CPU), seed=0, vectors=True)
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (70,), generator=generator)
+    vectors = torch.randn(70, 6, 1, 1, generator=generator) * 0.3
+    vectors[torch.arange(70), labels] += 3
+    ours.observe(Batch(vectors, labels, torch.arange(70)))
+    held = ours.held()
+    assert held.images.dtype == torch.float32 and torch.equal(held.images, vectors[held.index])
+    accuracy = (ours.classifier().predict(vectors) == labels).double().mean()
+    assert accuracy > 0.9
+    moved = build_spr(settings, image_shape=(6, 1, 1), n_classes=3, engine=Engine(CPU), seed=0, vectors=True)
+    moved.load(ours.state())
+    assert same(ours, moved) and torch.equal(moved.held().images, held.images)
+
+
+def test_vectors_are_refused_unless_they_are_finite_floats():
+    ours = build_spr(TINY, image_shape=(2, 1, 1), n_classes=2, engine=Engine(CPU), seed=0, vectors=True)
+    labels, index = torch.zeros(3, dtype=torch.int64), torch.arange(3)
+    broken = torch.zeros(3, 2, 1, 1)
+    broken[1, 0] = math.nan
+    with pytest.raises(UserError, match="row 1 holds NaN"):
+        ours.take(Batch(broken, labels, index))
+    with pytest.raises(UserError, match="float32 with shape"):
+        ours.take(Batch(torch.zeros(3, 2, 1, 1, dtype=torch.uint8), labels, index))
+    assert ours.delayed.n == 0
+    with pytest.raises(UserError, match="need the network mlp, not resnet18"):
+        build_spr(
+            replace(TINY, network="resnet18"),
+            image_shape=(2, 1, 1),
+            n_classes=2,
+            engine=Engine(CPU),
+            seed=0,
+            vectors=True,
+        )

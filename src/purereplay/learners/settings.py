@@ -7,6 +7,7 @@ comment names both.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -213,14 +214,23 @@ def make_spr(
     **options: Any,
 ) -> SPR:
     """A learner for images of your own: any setting of `SprSettings` by name; D and P hold 500 samples unless said."""
-    unknown = set(options) - {f.name for f in fields(SprSettings)}
-    if unknown:
-        raise UserError(f"The setting {sorted(unknown)[0]!r} is unknown.")
-    settings = validated(replace(preset_settings(preset), **options), RANGES)
-    settings = for_dataset(settings, "", image_shape, preset)
+    settings = own_settings(preset, options, image_shape)
     return build_spr(
         settings, image_shape=image_shape, n_classes=n_classes, engine=Engine(torch.device(device)), seed=seed
     )
+
+
+def own_settings(
+    preset: str, options: Mapping[str, Any], image_shape: tuple[int, int, int], *, vectors: bool = False
+) -> SprSettings:
+    """Settings for data of your own: a preset with some of them changed; an unknown name is an error."""
+    unknown = set(options) - {f.name for f in fields(SprSettings)}
+    if unknown:
+        raise UserError(f"The setting {min(unknown)!r} is unknown.")
+    settings = validated(replace(preset_settings(preset), **options), RANGES)
+    if vectors and settings.network is None:
+        settings = replace(settings, network="mlp")
+    return for_dataset(settings, "", image_shape, preset)
 
 
 def _views(s: SprSettings, image_shape: tuple[int, int, int], vectors: bool) -> Views | FeatureViews:

@@ -3,7 +3,7 @@
 In: features and given labels. Out: the share of wrong labels, over all samples and by label, with an interval.
 
 1. Votes. Each sample asks its `N_NEIGHBOURS` nearest by cosine, itself excluded, for their labels; that gives a share
-   of votes for every label. In a second round a neighbour's vote counts as much as the first round agreed with it,
+   of votes for every label. In the next rounds a neighbour's vote counts as much as the round before agreed with it,
    which matters where most labels are wrong.
 2. Counting (Northcutt, Jiang & Chuang 2021, confident learning). A sample speaks for the label that got the most
    votes, among those labels that got at least as many as they get on average from samples that bear them; one that
@@ -12,11 +12,12 @@ In: features and given labels. Out: the share of wrong labels, over all samples 
    was given.
 
 The mean clean probability of the filter is no such estimate: two components are always fitted, so that about half of a
-perfectly clean class is doubted. What this estimate cannot see: wrong labels in a group of look-alikes that all bear
-the same wrong label, as with images of a class that has no name yet. Its errors go upward, since a sample among
-strangers is counted as wrong: docs/estimator.md has them as measured.
+perfectly clean class is doubted. This one has errors too; docs/estimator.md has them as measured. It is too high where
+samples are few or look alike across classes, since one among strangers is counted as wrong. It is too low where wrong
+labels agree with each other: samples of one class that all bear the same wrong label count for less the nearer they
+come to being half of their class, and images of a class that has no name yet are not seen to be wrong at all.
 
-The interval is Wilson's, at 95 %: it covers the chance of drawing these samples, not the errors above.
+The interval is Wilson's, at 95 %: it covers the chance of drawing these samples, not these errors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 N_NEIGHBOURS = 10
-_ROUNDS = 2
+_ROUNDS = 4
 _LEAST = 1e-3  # of a vote's weight
 _ROWS_AT_ONCE = 512  # of the similarities, which are never whole in memory
 _Z = 1.959964  # of the normal distribution, for 95 %
@@ -62,7 +63,7 @@ def noise_rates(features: NDArray[Any], labels: Whole, n_classes: int) -> tuple[
 def votes(features: NDArray[Any], labels: Whole, n_classes: int) -> Real:
     """Each sample's share of votes by label, (n, n_classes)."""
     n = len(labels)
-    near = neighbours(features, min(N_NEIGHBOURS, n - 1))
+    near = neighbours(features, max(0, min(N_NEIGHBOURS, n - 1)))
     rows = np.repeat(np.arange(n), near.shape[1])
     weight = np.ones(n)
     for _ in range(_ROUNDS):
