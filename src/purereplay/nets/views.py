@@ -70,7 +70,7 @@ def _feature_views(vectors: Tensor, numbers: Tensor, views: FeatureViews) -> Ten
     drop, u = numbers.view(-1, 2, *vectors.shape[1:]).unbind(1)
     # the normal distribution's quantile; half of a uniform number's least step keeps it finite at 0
     normal = math.sqrt(2) * torch.erfinv(2 * u - (1 - 2.0**-24))
-    return torch.where(drop < views.dropout, 0.0, vectors + views.noise * normal)
+    return (vectors + views.noise * normal).masked_fill(drop < views.dropout, 0.0)
 
 
 def boxes(numbers: Tensor, views: Views) -> Tensor:
