@@ -120,15 +120,3 @@ def test_the_cost_of_precision_is_that_of_the_result_files():
         row = f"| {precision} | {found[precision].mean():.1f} ± {found[precision].std(ddof=1):.1f} | "
         assert row + ", ".join(f"{v:.1f}" for v in found[precision]) + " |" in text
     assert f"p = {stats.ttest_rel(found['bf16'], found['float32']).pvalue:.2f}" in text
-
-
-def test_the_estimators_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "estimator.md").read_text(), re.DOTALL)
-    names: dict = {}
-    for block in blocks:
-        exec(block, names)
-    assert len(blocks) == 5 and names["same"] and (tmp_path / "digits.safetensors").exists()
-    assert names["accuracy"] > 0.7 and names["right_about_them"] > 0.9 and names["wrong_in_purified"] < 0.1
-    assert names["scores"].mean() > 0.85 and set(names["by_class"]) == set(range(10))
-    assert 0.22 < names["estimate"].overall.rate < 0.32

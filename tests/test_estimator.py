@@ -28,6 +28,7 @@ from purereplay.errors import InputError, UserError
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.settings import resolve
 
+PAGE = Path(__file__).parent.parent / "docs" / "estimator.md"
 SMALL = {"expert_epochs": 10, "base_epochs": 5, "settings": {"hidden": 32, "projection_size": 16}}
 TINY = {
     "delayed_size": 12,
@@ -358,8 +359,7 @@ def test_the_noise_of_digits_is_estimated(rate):
 @pytest.mark.slow
 def test_the_noise_of_digits_is_estimated_as_the_page_says():
     """Up to half a point: another machine may round otherwise."""
-    page = (Path(__file__).parent.parent / "docs" / "estimator.md").read_text()
-    said = re.findall(r"^\| (\d+) % (\w+) \| ([^|]+) \| ([\d.]+) \| (\d) of 3 \|$", page, re.MULTILINE)
+    said = re.findall(r"^\| (\d+) % (\w+) \| ([^|]+) \| ([\d.]+) \| (\d) of 3 \|$", PAGE.read_text(), re.MULTILINE)
     assert len(said) == 6
     for percent, noise, errors, own, _ in said:
         found, by_class, inside = [], [], 0
@@ -452,3 +452,15 @@ def test_files_that_are_not_its_own_are_named(tmp_path):
         one.save(path)
     with pytest.raises(UserError, match="format 99, this version reads format 1"):
         SelfPurifiedClassifier.load(path)
+
+
+def test_the_estimators_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 5 and names["same"] and (tmp_path / "digits.safetensors").exists()
+    assert names["accuracy"] > 0.7 and names["right_about_them"] > 0.9 and names["wrong_in_purified"] < 0.1
+    assert names["scores"].mean() > 0.85 and set(names["by_class"]) == set(range(10))
+    assert 0.22 < names["estimate"].overall.rate < 0.32
