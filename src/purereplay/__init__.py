@@ -12,18 +12,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from purereplay.data.batch import Batch
+    from purereplay.estimator import SelfPurifiedClassifier
     from purereplay.learners.settings import make_spr
     from purereplay.purify.beta_mixture import BetaMixture
     from purereplay.purify.self_centered import clean_probability
 
 _WHERE = {
     "Batch": "purereplay.data.batch",
+    "SelfPurifiedClassifier": "purereplay.estimator",
     "make_spr": "purereplay.learners.settings",
     "BetaMixture": "purereplay.purify.beta_mixture",
     "clean_probability": "purereplay.purify.self_centered",
 }
 
-__all__ = ["Batch", "BetaMixture", "__version__", "clean_probability", "make_spr"]
+__all__ = ["Batch", "BetaMixture", "SelfPurifiedClassifier", "__version__", "clean_probability", "make_spr"]
 
 
 def __getattr__(name: str) -> object:

@@ -42,3 +42,10 @@ def test_contents_are_a_copy_and_state_round_trips():
     other = DelayedBuffer(5, (1, 2, 2), device=CPU)
     other.load(buffer.state())
     assert other.is_full and all(torch.equal(a, b) for a, b in zip(other.contents(), buffer.contents(), strict=True))
+
+
+def test_vectors_are_kept_as_floats():
+    buffer = DelayedBuffer(3, (4, 1, 1), device=CPU, dtype=torch.float32)
+    vectors = torch.randn(3, 4, 1, 1)
+    buffer.add(Batch(vectors, torch.zeros(3, dtype=torch.int64), torch.arange(3)))
+    assert torch.equal(buffer.contents().images, vectors)

@@ -15,11 +15,12 @@ from purereplay.nets.loops import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.perceptron import PerceptronLoop, can_train
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.views import Views
+from purereplay.nets.views import FeatureViews, Views
 
 CPU = torch.device("cpu")
 ALL = Contrastive(epochs=6, batch_size=12, learning_rate=1e-3, warm_epochs=1)
 HALVES = Contrastive(epochs=3, batch_size=6, replay_size=6, learning_rate=1e-3)
+VECTORS = replace(ALL, views=FeatureViews(7, dropout=0.2, noise=0.3))
 COLOUR = replace(ALL, views=Views(jitter=(0.5, 0.5, 0.5, 0.2)))
 
 
@@ -39,6 +40,8 @@ def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidde
     jobs = []
     for i in range(k):
         images, replay = (torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator) for n in (12, 9))
+        if isinstance(recipe.views, FeatureViews):
+            images, replay = (torch.randn(n, *shape, generator=generator) for n in (12, 9))
         more = {"replay": replay} if recipe.replay_size else {}
         jobs.append(Job("test", network, network.init(i), recipe, images, seed=50 + i, **more))
     return jobs
@@ -80,6 +83,8 @@ CASES = {
     "colours": {"recipe": COLOUR, "shape": (3, 6, 6)},
     "colours without jitter": {"shape": (3, 5, 6)},
     "normalised": {"normalised": True},
+    "feature vectors": {"recipe": VECTORS, "shape": (7, 1, 1)},
+    "one feature": {"recipe": replace(VECTORS, views=FeatureViews(1)), "shape": (1, 1, 1)},
     "another temperature": {"recipe": replace(ALL, temperature=0.1)},
 }
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from scipy import stats
 
 from purereplay.nets.draws import uniforms
-from purereplay.nets.views import Views, colour_jitter, draw_boxes, make_views
+from purereplay.nets.views import FeatureViews, Views, colour_jitter, draw_boxes, make_views
 
 
-def numbers(n: int, views: Views, seed: int = 0) -> torch.Tensor:
+def numbers(n: int, views: Views | FeatureViews, seed: int = 0) -> torch.Tensor:
     return uniforms(torch.tensor([seed]), torch.tensor(0), n * views.n_numbers, stream=0).view(n, views.n_numbers)
 
 
@@ -120,3 +120,28 @@ def test_jitter_reaches_its_share_of_the_images():
     images = torch.rand(2000, 3, 4, 4)
     changed = (make_views(images, numbers(2000, views), views) - images).abs().amax((1, 2, 3)) > 1e-3
     assert abs(float(changed.double().mean()) - 0.5) < 0.05
+
+
+def test_views_of_vectors_leave_features_out_and_add_noise():
+    views = FeatureViews(5, dropout=0.3, noise=0.5)
+    vectors = torch.arange(1.0, 6.0).expand(4000, 5)[:, :, None, None]
+    u = numbers(4000, views)
+    seen = make_views(vectors, u, views)
+    assert seen.shape == vectors.shape
+    for i in range(50):  # one by one
+        for j in range(5):
+            expected = 0.0 if u[i, j] < 0.3 else j + 1 + 0.5 * stats.norm.ppf(float(u[i, 5 + j]) + 2.0**-25)
+            assert float(seen[i, j]) == pytest.approx(expected, abs=1e-5)
+    dropped = seen == 0
+    assert float(dropped.double().mean()) == pytest.approx(0.3, abs=0.01)
+    assert stats.kstest(((seen - vectors)[~dropped] / 0.5).numpy(), "norm").pvalue > 0.01
+    assert len(seen[:, 0].unique()) > 2000  # everyone has a draw of its own
+
+
+def test_views_of_vectors_are_finite_at_both_ends_of_the_draws():
+    views, vectors = FeatureViews(2, dropout=0.0, noise=1.0), torch.zeros(2, 2, 1, 1)
+    ends = torch.tensor([[0.0] * 4, [1 - 2.0**-24] * 4])
+    low, high = make_views(vectors, ends, views)[:, 0, 0, 0].tolist()
+    assert low == -high and 5 < high < 6
+    still = make_views(vectors + 3, ends, FeatureViews(2, dropout=0.0, noise=0.0))
+    assert torch.equal(still, vectors + 3)

@@ -11,7 +11,7 @@ from purereplay.errors import UserError
 class Batch(NamedTuple):
     """Samples as a learner sees them: no true label, no task."""
 
-    images: Tensor  # uint8 (n, channels, height, width)
+    images: Tensor  # uint8 (n, channels, height, width); feature vectors: float32 (n, features, 1, 1)
     labels: Tensor  # int64 (n,): the given labels, some of them wrong
     # int64 (n,): the samples' names, unique within a stream; only a judge can match them with a truth
     index: Tensor  # type: ignore[assignment]  # hides tuple's own method of that name
@@ -22,21 +22,26 @@ class Batch(NamedTuple):
         return int(self.labels.shape[0])
 
 
-def check_images(images: Tensor, image_shape: tuple[int, int, int]) -> None:
-    """Raise a UserError unless these are uint8 images (n, *image_shape)."""
+def check_images(images: Tensor, image_shape: tuple[int, int, int], dtype: torch.dtype = torch.uint8) -> None:
+    """Raise a UserError unless these are images (n, *image_shape) of this dtype, or finite feature vectors."""
     if not isinstance(images, Tensor):
         raise UserError(f"Images must be a torch tensor, not {type(images).__name__}.")
-    if images.dtype != torch.uint8 or images.ndim != 4 or tuple(images.shape[1:]) != image_shape:
+    if images.dtype != dtype or images.ndim != 4 or tuple(images.shape[1:]) != image_shape:
         raise UserError(
-            f"Images must be uint8 with shape (n, {', '.join(map(str, image_shape))}), "
-            f"not {str(images.dtype).removeprefix('torch.')} with shape {tuple(images.shape)}."
+            f"Images must be {_name(dtype)} with shape (n, {', '.join(map(str, image_shape))}), "
+            f"not {_name(images.dtype)} with shape {tuple(images.shape)}."
         )
+    if dtype.is_floating_point and not bool(images.isfinite().all()):
+        at = int((~images.isfinite().flatten(1).all(1)).nonzero()[0, 0])
+        raise UserError(f"The feature vector in row {at} holds NaN or infinity.")
 
 
-def check_batch(batch: Batch, image_shape: tuple[int, int, int], n_classes: int) -> None:
+def check_batch(
+    batch: Batch, image_shape: tuple[int, int, int], n_classes: int, dtype: torch.dtype = torch.uint8
+) -> None:
     """Raise a UserError that names the culprit unless the batch is one that a learner of this shape can take."""
     images, labels, index = batch
-    check_images(images, image_shape)
+    check_images(images, image_shape, dtype)
     if not isinstance(labels, Tensor) or not isinstance(index, Tensor):
         raise UserError("Labels and index must be torch tensors.")
     if labels.dtype != torch.int64 or index.dtype != torch.int64:
@@ -52,3 +57,7 @@ def check_batch(batch: Batch, image_shape: tuple[int, int, int], n_classes: int)
         raise UserError(
             f"Sample {int(index[at])} has label {int(labels[at])}, but the labels known here are 0 to {n_classes - 1}."
         )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.draws import uniforms
-from purereplay.nets.networks import Network, State, is_trained, part, prefixed
+from purereplay.nets.networks import Network, State, is_trained, network_input, part, prefixed
 from purereplay.nets.technique import Step, Technique, plain_loss, sample_losses
 
 _AT_ONCE = 2**26  # floats that the gradients of single samples may take
@@ -87,7 +87,7 @@ def fisher(network: Network, weights: State, images: Tensor, seed: int) -> State
         k = some.shape[0]
         # a network for each sample, all of the same weights: then every gradient is that of one sample
         state = {n: t.expand(k, *t.shape).clone().requires_grad_(n in sums) for n, t in weights.items()}
-        logits = network.outputs(state, some[:, None].float() / 255)  # (k, 1, classes)
+        logits = network.outputs(state, network_input(some[:, None]))  # (k, 1, classes)
         key = torch.tensor([seed], device=images.device)
         u = uniforms(key, torch.tensor(number, device=images.device), k, stream=_LABELS)
         bounds = logits.detach().softmax(-1)[:, 0].cumsum(-1)

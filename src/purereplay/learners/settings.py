@@ -7,6 +7,7 @@ comment names both.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from purereplay.nets.jobs import Contrastive, Supervised
 from purereplay.nets.losses import MIN_TEMPERATURE
 from purereplay.nets.networks import MLP, Backbone, Head, Network
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.views import Views
+from purereplay.nets.views import FeatureViews, Views
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.incv import NoisyCrossValidation
 
@@ -59,6 +60,8 @@ class SprSettings:
     crop_area: float = 0.08  # least share of an image that a view keeps (code)
     flip: float = 0.5  # probability that a view is mirrored (code); 0 for letters and digits
     jitter: Literal["factors", "additive"] = "factors"  # colour jitter; additive: the code's old kornia
+    feature_dropout: float = 0.2  # of feature vectors: probability that a view leaves a feature out; not in the paper
+    feature_noise: float = 0.3  # likewise: standard deviation of what a view adds to a standardised feature
     # the Self-Centered filter
     filter: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # who judges D; none: P is a plain
     # reservoir of the stream; aum and incv: rival filters
@@ -165,14 +168,18 @@ def build_spr(
     seed: int,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    vectors: bool = False,
 ) -> SPR:
-    """A learner from settings in which nothing is None any more that depends on the dataset."""
+    """A learner from settings in which nothing is None any more that depends on the dataset.
+
+    With `vectors` it takes standardised feature vectors, float32 (n, D, 1, 1): images of one pixel and D channels.
+    """
     s = settings
     if s.delayed_size is None or s.purified_size is None or s.expert_batch is None or s.base_batch is None:
         raise UserError("The settings delayed_size, purified_size, expert_batch and base_batch must be given.")
-    colour = image_shape[0] == 3
-    jitter = (0.5, 0.5, 0.5, 0.2) if colour else None
-    views = Views(area=(s.crop_area, 1.0), flip=s.flip, jitter=jitter, jitter_kind=s.jitter)
+    if vectors and s.network != "mlp":
+        raise UserError(f"Feature vectors need the network mlp, not {s.network}.")
+    dtype = torch.float32 if vectors else torch.uint8
     head = Head(s.projection_size, hidden=s.projection == "mlp")
     expert = Contrastive(
         epochs=s.expert_epochs,
@@ -181,14 +188,14 @@ def build_spr(
         schedule=s.schedule,
         warm_epochs=s.warm_epochs,
         temperature=s.temperature,
-        views=views,
+        views=_views(s, image_shape, vectors),
     )
     base = replace(expert, epochs=s.base_epochs, batch_size=s.base_batch)
     return SPR(
         network=Network(make_backbone(s, image_shape), head, mean, std),
         n_classes=n_classes,
-        delayed=DelayedBuffer(s.delayed_size, image_shape, device=engine.device),
-        purified=_memory(s, image_shape, n_classes, engine.device),
+        delayed=DelayedBuffer(s.delayed_size, image_shape, device=engine.device, dtype=dtype),
+        purified=_memory(s, image_shape, n_classes, engine.device, dtype),
         expert=expert,
         self_replay=SelfReplay(base, s.replay, s.self_replay, s.base_schedule),
         filtering=make_filtering(s),
@@ -227,24 +234,46 @@ def make_spr(
     **options: Any,
 ) -> SPR:
     """A learner for images of your own: any setting of `SprSettings` by name; D and P hold 500 samples unless said."""
-    unknown = set(options) - {f.name for f in fields(SprSettings)}
-    if unknown:
-        raise UserError(f"The setting {sorted(unknown)[0]!r} is unknown.")
-    settings = validated(replace(preset_settings(preset), **options), RANGES)
-    settings = for_dataset(settings, "", image_shape, preset)
+    settings = own_settings(preset, options, image_shape)
     return build_spr(
         settings, image_shape=image_shape, n_classes=n_classes, engine=Engine(torch.device(device)), seed=seed
     )
 
 
+def own_settings(
+    preset: str, options: Mapping[str, Any], image_shape: tuple[int, int, int], *, vectors: bool = False
+) -> SprSettings:
+    """Settings for data of your own: a preset with some of them changed; an unknown name is an error."""
+    unknown = set(options) - {f.name for f in fields(SprSettings)}
+    if unknown:
+        raise UserError(f"The setting {min(unknown)!r} is unknown.")
+    settings = validated(replace(preset_settings(preset), **options), RANGES)
+    if vectors and settings.network is None:
+        settings = replace(settings, network="mlp")
+    return for_dataset(settings, "", image_shape, preset)
+
+
+def _views(s: SprSettings, image_shape: tuple[int, int, int], vectors: bool) -> Views | FeatureViews:
+    if vectors:
+        return FeatureViews(image_shape[0], dropout=s.feature_dropout, noise=s.feature_noise)
+    jitter = (0.5, 0.5, 0.5, 0.2) if image_shape[0] == 3 else None
+    return Views(area=(s.crop_area, 1.0), flip=s.flip, jitter=jitter, jitter_kind=s.jitter)
+
+
 def _memory(
-    s: SprSettings, image_shape: tuple[int, int, int], n_classes: int, device: torch.device
+    s: SprSettings, image_shape: tuple[int, int, int], n_classes: int, device: torch.device, dtype: torch.dtype
 ) -> PurifiedBuffer | Reservoir:
     assert s.purified_size is not None
     if s.filter == "none":
-        return Reservoir(s.purified_size, image_shape, n_classes, device=device)
+        return Reservoir(s.purified_size, image_shape, n_classes, device=device, dtype=dtype)
     return PurifiedBuffer(
-        s.purified_size, image_shape, n_classes, device=device, admission=s.admission, eviction=s.eviction
+        s.purified_size,
+        image_shape,
+        n_classes,
+        device=device,
+        admission=s.admission,
+        eviction=s.eviction,
+        dtype=dtype,
     )
 
 
@@ -267,4 +296,6 @@ RANGES = {
     "flip": (0, 1),
     "temperature": (MIN_TEMPERATURE, math.inf),
     "crop_area": (1e-6, 1),
+    "feature_dropout": (0, 1),
+    "feature_noise": (0, math.inf),
 }

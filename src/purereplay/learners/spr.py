@@ -98,7 +98,7 @@ class SPR(Learner):
     # ---------------------------------------------------------------- Algorithm 1: training and filtering
 
     def take(self, batch: Batch) -> None:
-        check_batch(batch, self.delayed.image_shape, self.n_classes)
+        check_batch(batch, self.delayed.image_shape, self.n_classes, self.delayed.dtype)
         while batch.n:
             batch = self.delayed.add(batch)
             if self.delayed.is_full:
@@ -245,7 +245,7 @@ class SPR(Learner):
 
     def _replay_batches(self, delayed_images: Tensor | None) -> tuple[Contrastive, Tensor, Tensor | None]:
         how, recipe = self.self_replay.batches, self.self_replay.recipe
-        purified = self._held()
+        purified = self.held()
         if how == "purified" or delayed_images is None:
             return replace(recipe, batch_size=min(recipe.batch_size, purified.n)), purified.images, None
         if how == "union":
@@ -268,7 +268,7 @@ class SPR(Learner):
         if self._classifier is None:
             seed = self._seed("head weights", self.n_done)
             network, state = self.network.with_head(Head(self.n_classes), self.base, seed)
-            purified = self._held()
+            purified = self.held()
             if purified.n:
                 job = Job(
                     phase="finetune",
@@ -281,7 +281,7 @@ class SPR(Learner):
                 )
                 [trained] = yield [job]
                 state = trained.state
-            self._classifier = Classifier(network, state, self.delayed.image_shape)
+            self._classifier = Classifier(network, state, self.delayed.image_shape, self.delayed.dtype)
         return self._classifier
 
     # ---------------------------------------------------------------- memory between calls
@@ -315,7 +315,7 @@ class SPR(Learner):
         self.n_queued += 1
         self.delayed.reset()
 
-    def _held(self) -> Batch:
+    def held(self) -> Batch:
         """What P holds."""
         return self.purified.contents()[0] if isinstance(self.purified, PurifiedBuffer) else self.purified.contents()
 

@@ -11,11 +11,19 @@ from purereplay.data.batch import Batch
 class DelayedBuffer:
     """A fixed number of samples in arrival order, on the device."""
 
-    def __init__(self, capacity: int, image_shape: tuple[int, int, int], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        image_shape: tuple[int, int, int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.uint8,
+    ) -> None:
         self.capacity = capacity
         self.image_shape = image_shape
+        self.dtype = dtype  # of the images; float32: feature vectors
         self.n = 0
-        self._images = torch.zeros((capacity, *image_shape), dtype=torch.uint8, device=device)
+        self._images = torch.zeros((capacity, *image_shape), dtype=dtype, device=device)
         self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._index = torch.zeros(capacity, dtype=torch.int64, device=device)
 

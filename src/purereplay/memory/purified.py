@@ -45,13 +45,14 @@ class PurifiedBuffer:
         device: torch.device,
         admission: Admission = "partitioned",
         eviction: Eviction = "levelled",
+        dtype: torch.dtype = torch.uint8,
     ) -> None:
         self.capacity = capacity
         self.n_classes = n_classes
         self.admission = admission
         self.eviction = eviction
         self.n = 0
-        self._images = torch.zeros((capacity, *image_shape), dtype=torch.uint8, device=device)
+        self._images = torch.zeros((capacity, *image_shape), dtype=dtype, device=device)
         self._labels = np.zeros(capacity, np.int64)
         self._index = np.zeros(capacity, np.int64)
         self._probability = np.zeros(capacity, np.float64)

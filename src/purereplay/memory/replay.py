@@ -27,13 +27,19 @@ class ReplayMemory(ABC):
     n_draws: ClassVar[int]  # uniform numbers that deciding about one newcomer takes
 
     def __init__(
-        self, capacity: int, image_shape: tuple[int, int, int], n_classes: int, *, device: torch.device
+        self,
+        capacity: int,
+        image_shape: tuple[int, int, int],
+        n_classes: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.uint8,
     ) -> None:
         self.capacity = capacity
         self.n_classes = n_classes
         self.n = 0
         self.seen = np.zeros(n_classes, np.int64)  # offered so far, by class
-        self._images = torch.zeros((capacity, *image_shape), dtype=torch.uint8, device=device)
+        self._images = torch.zeros((capacity, *image_shape), dtype=dtype, device=device)
         self._labels = np.zeros(capacity, np.int64)
         self._index = np.zeros(capacity, np.int64)
         self._unwritten = np.zeros(capacity, bool)  # placed, but the image is still to come

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.networks import Network, State
-from purereplay.nets.views import Views
+from purereplay.nets.views import FeatureViews, Views
 
 if TYPE_CHECKING:
     from purereplay.nets.technique import Technique
@@ -32,7 +32,7 @@ class Contrastive:
     schedule: Literal["cosine", "constant"] = "cosine"
     warm_epochs: int = 10  # epochs at the full rate before the cosine begins
     temperature: float = 0.5
-    views: Views = field(default_factory=Views)
+    views: Views | FeatureViews = field(default_factory=Views)
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Job:
     network: Network
     state: State
     recipe: Recipe
-    images: Tensor  # uint8 (n, C, H, W)
+    images: Tensor  # uint8 (n, C, H, W), or feature vectors float32 (n, D, 1, 1)
     seed: int
-    replay: Tensor | None = None  # uint8 (m, C, H, W): the purified part of a contrastive job
+    replay: Tensor | None = None  # (m, C, H, W) likewise: the purified part of a contrastive job
     labels: Tensor | None = None  # int64 (n,), for a supervised job
     index: Tensor | None = None  # int64 (n_steps, listed): rows of the images, for a rehearsal
     rates: Tensor | None = None  # float32 (n_steps,): learning rates, likewise
@@ -100,10 +100,11 @@ class Job:
     @property
     def shape(self) -> Hashable:
         """Jobs of one shape can share a loop."""
+        images = self.images.dtype, tuple(self.images.shape)
         replay = None if self.replay is None else tuple(self.replay.shape)
         listed = None if self.index is None else tuple(self.index.shape)
         extra = tuple((name, tuple(t.shape)) for name, t in self.extra.items())
-        return self.network, self.recipe, tuple(self.images.shape), replay, self.labels is None, listed, extra
+        return self.network, self.recipe, images, replay, self.labels is None, listed, extra
 
     @property
     def steps_before(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.jobs import Contrastive, Drawn, Job, Rehearsal, Trained
-from purereplay.nets.networks import is_trained, stack, unstack
+from purereplay.nets.networks import is_trained, network_input, stack, unstack
 from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, learning_rate, supervised_loss
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Loop(Protocol):
 
 
 def joined_pool(jobs: Sequence[Job], device: torch.device) -> Tensor:
-    """The jobs' images, D and then P, uint8 (K, n + m, C, H, W)."""
+    """The jobs' images, D and then P, (K, n + m, C, H, W), of the jobs' own dtype."""
     pools = [j.images if j.replay is None else torch.cat([j.images, j.replay]) for j in jobs]
     return torch.stack(pools).to(device)
 
@@ -89,7 +89,7 @@ class PlainLoop:
         for p in self.parameters.values():
             zero = torch.zeros((), device=device)
             self.optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        self.pool = joined_pool(jobs, device).float() / 255
+        self.pool = network_input(joined_pool(jobs, device))
         self.labels = (
             None if job.labels is None else torch.stack([j.labels for j in jobs if j.labels is not None]).to(device)
         )
@@ -117,7 +117,7 @@ class PlainLoop:
                     given = [j.optimizer[f"{theirs}.{name}"].to(device) for j in jobs if j.optimizer is not None]
                     moments[ours].copy_(torch.stack(given))
             moments["step"].fill_(job.steps_before)
-        self.pool.copy_(joined_pool(jobs, device).float() / 255)
+        self.pool.copy_(network_input(joined_pool(jobs, device)))
         if self.labels is not None:
             self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
         self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))

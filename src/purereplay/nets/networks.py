@@ -131,6 +131,11 @@ class Network:
         return self.backbone.activation_floats() + 2 * width * self.head.hidden + 2 * self.head.n_outputs
 
 
+def network_input(images: Tensor) -> Tensor:
+    """What a network is fed: uint8 images as floats in [0, 1], feature vectors as they are."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
 def prefixed(prefix: str, state: State) -> State:
     return {prefix + name: t for name, t in state.items()}
 

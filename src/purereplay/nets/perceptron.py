@@ -20,7 +20,7 @@ from torch import Tensor
 from purereplay.nets.jobs import Contrastive, Job, Trained
 from purereplay.nets.loops import PlainLoop, network_bytes
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network
-from purereplay.nets.views import boxes, make_views
+from purereplay.nets.views import Views, boxes, make_views
 
 _SECONDS_AT_ONCE = 0.1  # of steps between two looks at the clock
 _GROUP_FLOATS = 2**18  # of a layer: more leaves the cache, less has the threads wait for Python's lock
@@ -148,7 +148,8 @@ class _Group(PlainLoop):
 
     @property
     def crops_grey(self) -> bool:
-        return self.pool.shape[2] == 1 and isinstance(self.recipe, Contrastive) and self.recipe.views.jitter is None
+        views = self.recipe.views if isinstance(self.recipe, Contrastive) else None
+        return self.pool.shape[2] == 1 and isinstance(views, Views) and views.jitter is None
 
     @torch.no_grad()
     def answers(self, began: float) -> list[Trained]:
@@ -188,6 +189,7 @@ class _Group(PlainLoop):
         first = torch.arange(rows.shape[1])[:, None] * self.pool.shape[1]
         self.rows = (rows + first).repeat(1, 1, 2).flatten(1)  # (S, K * n): rows i and i + B are one image
         if self.crops_grey:
+            assert isinstance(self.recipe.views, Views)
             box = boxes(numbers[0], self.recipe.views).flatten(1, 2)[..., None, None]  # (S, K * n, 4, 1, 1)
             height, width = self.pool.shape[-2:]
             self.heights, self.across_y = _positions(box[:, :, 2], box[:, :, 3], height)

@@ -18,7 +18,7 @@ from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.draws import uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
 from purereplay.nets.loops import capture, joined_pool, network_bytes
-from purereplay.nets.networks import State, is_trained, prefixed, stack, unstack
+from purereplay.nets.networks import State, is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss, sample_losses
 
@@ -104,7 +104,7 @@ class RehearsalLoop:
         for moments in self.optimizer.state.values():
             if "step" in moments:
                 moments["step"].fill_(jobs[0].steps_before)
-        self.pool.copy_(joined_pool(jobs, self.device).float() / 255)
+        self.pool.copy_(network_input(joined_pool(jobs, self.device)))
         self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
         self.index.copy_(torch.stack([j.index for j in jobs if j.index is not None], dim=1))
         assert jobs[0].rates is not None

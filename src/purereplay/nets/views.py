@@ -1,5 +1,7 @@
 """Random views of whole batches: resized crop, horizontal flip, colour jitter, each image with its own draw.
 
+Feature vectors have views of their own: some features are left out, and noise is added to the others.
+
 A pure function of (images, uniform numbers). Cropping and resizing is bilinear and separable: a view is
 R_y · image · R_xᵀ with two small interpolation matrices per view, so that a batch is two batched matrix products.
 Departures from torchvision and kornia: boxes are continuous instead of whole pixels, and the jitter's four steps
@@ -35,8 +37,23 @@ class Views:
         return CROP_NUMBERS + (_JITTER_NUMBERS if self.jitter else 0)
 
 
-def make_views(images: Tensor, numbers: Tensor, views: Views) -> Tensor:
+@dataclass(frozen=True)
+class FeatureViews:
+    """What a view of a standardised feature vector may change; a vector is an image of one pixel."""
+
+    n_features: int
+    dropout: float = 0.2  # probability that a feature is replaced by its mean, which is 0
+    noise: float = 0.3  # standard deviation of what is added to the others
+
+    @property
+    def n_numbers(self) -> int:
+        return 2 * self.n_features
+
+
+def make_views(images: Tensor, numbers: Tensor, views: Views | FeatureViews) -> Tensor:
     """Images float in [0, 1] (n, C, H, W) and uniforms (n, views.n_numbers) -> one view of each, (n, C, H, W)."""
+    if isinstance(views, FeatureViews):
+        return _feature_views(images, numbers, views)
     height, width = images.shape[-2:]
     x, width_share, y, height_share = boxes(numbers, views).unbind(-1)
     rows, columns = _interpolation(y, height_share, height), _interpolation(x, width_share, width)
@@ -46,6 +63,14 @@ def make_views(images: Tensor, numbers: Tensor, views: Views) -> Tensor:
     brightness, contrast, saturation, turn, apply = colours(numbers, views).T[:, :, None, None, None]
     jittered = colour_jitter(view, brightness, contrast, saturation, turn, views.jitter_kind)
     return torch.where(apply > 0, jittered, view)
+
+
+def _feature_views(vectors: Tensor, numbers: Tensor, views: FeatureViews) -> Tensor:
+    """Vectors (n, D, 1, 1) and uniforms (n, 2 D) -> a view of each."""
+    drop, u = numbers.view(-1, 2, *vectors.shape[1:]).unbind(1)
+    # the normal distribution's quantile; half of a uniform number's least step keeps it finite at 0
+    normal = math.sqrt(2) * torch.erfinv(2 * u - (1 - 2.0**-24))
+    return (vectors + views.noise * normal).masked_fill(drop < views.dropout, 0.0)
 
 
 def boxes(numbers: Tensor, views: Views) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from purereplay.data.batch import Batch
 from purereplay.nets.draws import uniforms
-from purereplay.nets.networks import State, is_trained
+from purereplay.nets.networks import State, is_trained, network_input
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, Technique, plain_loss, sample_losses
 
@@ -57,7 +57,7 @@ class LearningToReweight(Technique):
         chosen = (uniforms(step.keys, step.number, n, stream=_CLEAN) * labels.shape[1]).long()
         state = {name: t if is_trained(name) else t.clone() for name, t in step.state.items()}
         return step._replace(
-            state=state, images=rows(images, chosen).float() / 255, labels=rows(labels, chosen), rows=chosen
+            state=state, images=network_input(rows(images, chosen)), labels=rows(labels, chosen), rows=chosen
         )
 
 

@@ -41,6 +41,8 @@ _WORK_SECONDS = 0.1  # of work is queued on the device before the host waits for
 
 def can_train(job: Job) -> bool:
     """Whether this loop serves such a job."""
+    if job.images.dtype != torch.uint8:  # feature vectors
+        return False
     backbone = job.network.backbone
     fits = isinstance(backbone, MLP) or (isinstance(backbone, ResNet18) and backbone.width % 2 == 0 and n_rows(job) > 1)
     return fits and job.network.head.n_outputs <= MAX_OUTPUTS and job.images.shape[1] in (1, 3)
@@ -186,6 +188,7 @@ class FusedLoop:
         additive = jitter = False
         if isinstance(self.recipe, Contrastive):
             views = self.recipe.views
+            assert isinstance(views, Views)  # `can_train`
             jitter, additive = views.jitter is not None and channels == 3, views.jitter_kind == "additive"
             box, colour = draw_views(views, self.n_rows, self.keys, steps)
             index = torch.cat([index, index], -1)  # rows i and i + B are one image

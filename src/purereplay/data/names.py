@@ -1,0 +1,66 @@
+"""Samples' names: text or whole numbers that people give them, else their number in the stream; each name once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from purereplay.errors import InputError, InputTypeError
+
+Name = str | int
+
+
+class SampleNames:
+    """The names of the samples 0 … n − 1 of a stream."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._names: dict[int, Name] = {}  # by number, of those that do not go by it
+        self._taken: set[Name] = set()
+
+    def check(self, names: Sequence[Any] | None, n: int) -> list[Name] | None:
+        """Names for the next n samples, None: their numbers; an error names the first sample that cannot have its."""
+        if names is None:
+            clash = next((number for number in range(self.n, self.n + n) if number in self._taken), None)
+            if clash is not None:
+                raise InputError(f"Sample {clash - self.n} is number {clash} of the stream, which is another's id.")
+            return None
+        plain = [name.item() if isinstance(name, np.generic) else name for name in list(names)]
+        if len(plain) != n:
+            raise InputError(f"X holds {n} samples, but sample_ids {len(plain)}.")
+        new: set[Name] = set()
+        for i, name in enumerate(plain):
+            if type(name) not in (int, str):
+                raise InputTypeError(f"Sample {i} has an id of type {type(name).__name__}, not text or a whole number.")
+            if name in new or self._is_taken(name):
+                raise InputError(f"Sample {i} has the id {name!r}, which another sample has already.")
+            new.add(name)
+        return plain
+
+    def add(self, names: list[Name] | None, n: int) -> None:
+        """The next n samples, with names as checked."""
+        self._names |= dict(enumerate(names or [], self.n))
+        self._taken.update(names or [])
+        self.n += n
+
+    def of(self, numbers: Iterable[int]) -> list[Name]:
+        return [self._names.get(number, number) for number in numbers]
+
+    def _is_taken(self, name: Name) -> bool:
+        goes_by_number = isinstance(name, int) and 0 <= name < self.n and name not in self._names
+        return name in self._taken or goes_by_number
+
+    def state(self) -> Tensor:
+        """Everything, as the bytes of a text: uint8 (length,)."""
+        text = json.dumps([self.n, list(self._names.keys()), list(self._names.values())])
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def load(self, state: Tensor) -> None:
+        self.n, numbers, names = json.loads(state.numpy().tobytes())
+        self._names = dict(zip(numbers, names, strict=True))
+        self._taken = set(names)
