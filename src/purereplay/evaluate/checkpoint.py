@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -25,14 +25,42 @@ _KEPT = 2
 _PATTERN = f"checkpoint-{'[0-9]' * 8}.safetensors"
 
 
-def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Write the next checkpoint and remove those before the last two."""
+class Saved(NamedTuple):
+    """What a file holds."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    digest: str
+
+
+def packed(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[bytes, str]:
+    """The content of a file with tensors, facts and a digest of the tensors; and that digest."""
     # copies, since the format has no room for tensors that share memory
     whole = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    metadata = {"facts": json.dumps(facts), "digest": _digest(whole)}
+    digest = _digest(whole)
+    return save(whole, {"facts": json.dumps(facts), "digest": digest}), digest
+
+
+def read_packed(path: Path) -> Saved:
+    """The file's contents; ValueError with the reason where it is missing, damaged or of another kind."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata()
+        saved = Saved(tensors, json.loads(metadata["facts"]), _digest(tensors))
+        stated = metadata["digest"]
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"cannot be read: {error}") from error
+    if saved.digest != stated:
+        raise ValueError("is damaged: its contents are not those of its digest")
+    return saved
+
+
+def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+    """Write the next checkpoint and remove those before the last two."""
     newest = max((int(path.stem.rpartition("-")[2]) for path in folder.glob(_PATTERN)), default=-1)
     path = folder / f"checkpoint-{newest + 1:08d}.safetensors"
-    write_whole(path, save(whole, metadata))
+    write_whole(path, packed(tensors, facts)[0])
     for old in sorted(folder.glob(_PATTERN))[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path
@@ -42,14 +70,10 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
     """The newest good checkpoint's tensors and facts, or None where there is none."""
     for path in sorted(folder.glob(_PATTERN), reverse=True):
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                metadata = file.metadata()
-            if _digest(tensors) == metadata["digest"]:
-                return tensors, json.loads(metadata["facts"])
-            log.warning("%s is damaged and is passed over", path)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            log.warning("%s cannot be read and is passed over: %s", path, error)
+            saved = read_packed(path)
+            return saved.tensors, saved.facts
+        except ValueError as error:
+            log.warning("%s %s; it is passed over", path, error)
     return None
 
 
