@@ -18,7 +18,7 @@ from purereplay.evaluate.settings import pick_device, pick_precision
 from purereplay.learners.base import Report
 from purereplay.learners.settings import build_spr
 from purereplay.learners.spr import SPR
-from purereplay.live.images import read_pixels
+from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.settings import StateSettings, Wanted, with_shape
 from purereplay.live.store import Current, Store
@@ -89,11 +89,18 @@ class Session:
         try:
             pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=s.shape)
             if s.shape is None:
-                channels, height, width = pixels.shape
-                self.store.write_settings(with_shape(s, (channels, height, width)))
+                self._fix_shape(offer.id, pixels)
             return Outcome(offer.id, offer.line, new=self.store.add(offer.id, offer.label, pixels))
         except Refused as reason:
             return Outcome(offer.id, offer.line, new=False, error=str(reason))
+
+    def _fix_shape(self, identity: str, pixels: Pixels) -> None:
+        """The first image says what all images are like."""
+        channels, height, width = pixels.shape
+        try:
+            self.store.write_settings(with_shape(self.settings, (channels, height, width)))
+        except UserError as error:
+            raise UserError(f"{identity} cannot begin a state: {error} Use --size.") from None
 
     def work(self, *, rest: bool = False, hear: Callable[[Report], None] | None = None) -> None:
         """Judge and learn every buffer that is full; with `rest` also what is left over."""

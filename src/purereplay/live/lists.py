@@ -82,7 +82,7 @@ def read_lines(file: IO[bytes], root: Path) -> Iterator[Offer]:
 def read_line(line: bytes, number: int, root: Path) -> Offer:
     """One JSON line."""
     try:
-        fields = json.loads(line, parse_constant=_no_number)
+        fields = json.loads(line.strip(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         return Refusal(None, f"is not JSON: {short(str(error))}", number)
     if not isinstance(fields, dict):

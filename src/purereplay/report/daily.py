@@ -134,15 +134,10 @@ def _learn(session: Session, source: Source, show: LearningShow, *, rest: bool, 
 
 def _learned(state: Path, show: LearningShow) -> None:
     known = show.n_seen - show.n_new - show.n_refused
-    out.print(
-        f"{show.n_new:,} samples taken in"
-        + (f", {known:,} known before" if known else "")
-        + f", {show.n_judged:,} judged"
-    )
+    out.print(f"samples taken in: {show.n_new:,}, known before: {known:,}, judged: {show.n_judged:,}")
     if show.n_judged:
-        out.print(
-            f"{show.n_rejected:,} of them rejected: `purereplay audit --state {state} --out audit.csv` lists them"
-        )
+        how = f"`purereplay audit --state {state} --out audit.csv` lists them"
+        out.print(f"of these rejected: {show.n_rejected:,}; {how}", markup=False)
 
 
 def predict(state: Path, images: list[Path], form: str, device: str) -> None:
@@ -177,6 +172,7 @@ def _told(answers: Iterable[Prediction], refused: list[Prediction]) -> Iterable[
 def _as_table(answers: Iterable[Prediction], labels: list[str]) -> list[Prediction]:
     refused: list[Prediction] = []
     table = Table("image", "label", "probability", "next", "probability", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].overflow = "fold"  # a name is of no use without its end
     for answer, probabilities in _told(answers, refused):
         best = probabilities.topk(min(2, len(labels)))
         cells = [(labels[i], percent(p)) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
@@ -212,8 +208,8 @@ def audit(state: Path, path: Path, device: str) -> None:
     with progress_bars() as bars, Store.reading(state) as store:
         row = bars.add_task("classifying", total=None, what="")
         done = auditing.audit(store, engine, path, lambda n, total: bars.update(row, completed=n, total=total))
-    out.print(f"{done.judged:,} judged samples in {path}, the least believed first: {done.rejected:,} were rejected,")
-    out.print(f"and the classifier has another label for {done.doubted:,} of these")
+    out.print(f"samples judged: {done.judged:,}, the least believed first in {path}", markup=False)
+    out.print(f"of these rejected: {done.rejected:,}; for {done.doubted:,} of them the classifier has another label")
 
 
 def correct(state: Path, fixes: Path, device: str) -> None:
@@ -223,7 +219,7 @@ def correct(state: Path, fixes: Path, device: str) -> None:
     complain(outcomes)
     n_new, n_refused = sum(o.new for o in outcomes), sum(o.error is not None for o in outcomes)
     known = len(outcomes) - n_refused - n_new
-    out.print(f"{n_new:,} labels corrected" + (f", {known:,} were so before" if known else ""))
+    out.print(f"labels corrected: {n_new:,}, corrected so before: {known:,}")
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others are applied.")
 
