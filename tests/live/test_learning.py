@@ -131,7 +131,7 @@ def test_the_rest_is_held_or_judged(tmp_path):
         session.take(items(30, 60))
         session.work()
         assert session.taken == 50  # a fresh buffer begins after a rest
-        buffers = session.store.query("SELECT buffer, count(*) FROM decisions GROUP BY buffer").fetchall()
+        buffers = session.store.query("SELECT buffer, count(*) FROM decisions GROUP BY buffer")
     assert buffers == [(0, 20), (1, 10), (2, 20)]
     with tiny(tmp_path / "other", tail="drop") as session:
         session.take(items(0, 30))
@@ -180,12 +180,15 @@ def test_the_first_image_fixes_the_shape(tmp_path):
 
 
 def test_a_shape_that_no_network_takes_begins_nothing(tmp_path):
-    wide = png(torch.zeros(4, 6, 3, dtype=torch.uint8).numpy())
-    with pytest.raises(UserError, match=r"a cannot begin a state.* square images"), tiny(tmp_path / "state") as session:
+    state, wide = tmp_path / "state", png(torch.zeros(4, 6, 3, dtype=torch.uint8).numpy())
+    with (
+        pytest.raises(UserError, match=r"a cannot begin a state.* square images"),
+        tiny(state, network="resnet18") as session,
+    ):
         session.take([Item("a", "x", wide)])
-    with tiny(tmp_path / "state") as session:
+    with tiny(state) as session:
         assert session.store.n_samples == 0 and session.settings.shape is None
-    sized = Wanted(overrides=TINY, size=8)
+    sized = Wanted(overrides=TINY | {"network": "resnet18"}, size=8)
     with Session.open(tmp_path / "sized", sized, Engine(torch.device("cpu"))) as session:
         assert session.take([Item("a", "x", wide)])[0].new and session.settings.shape == (3, 8, 8)
 

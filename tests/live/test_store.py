@@ -190,6 +190,23 @@ def test_a_disk_that_is_full_when_the_learner_is_written(state, tmp_path):
 # ---------------------------------------------------------------- versions, locks, settings
 
 
+def test_a_commit_is_on_the_disk_and_others_may_read(state):
+    with tiny(state) as session:
+        assert session.store.one("PRAGMA journal_mode") == ("wal",)
+        assert session.store.one("PRAGMA synchronous") == (2,)  # FULL
+
+
+def test_a_reader_finds_what_a_killed_process_left_in_the_journal(tmp_path):
+    """Committed, not yet moved into the database, and the shared memory gone with the machine."""
+    with tiny(tmp_path / "whole") as session:
+        session.take(items(0, 5))
+        killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    assert (killed / "state.sqlite-wal").stat().st_size > 0
+    (killed / "state.sqlite-shm").unlink()
+    with Store.reading(killed) as store:
+        assert store.n_samples == 5
+
+
 def as_version_1(folder):
     with sqlite3.connect(folder / "state.sqlite") as database:
         database.execute("DROP TABLE corrections")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
 
     def use(current: Current | None) -> Audited:
         classifier = None if current is None else classifier_of(store, current, engine)
-        [total] = store.query("SELECT count(*) FROM decisions").fetchone()
+        [total] = store.one("SELECT count(*) FROM decisions")
         counts = [0, 0, 0]
         part = out.with_name(out.name + ".part")
         with disk_errors(out):
@@ -85,7 +86,7 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
 def _lines(store: Store, classifier: Classifier | None) -> Iterator[tuple[Any, ...]]:
     """The rows of the file."""
     labels = store.labels()
-    judged = store.query(_JUDGED)
+    judged = store.database.execute(_JUDGED)  # row by row: there may be millions
     while chunk := list(islice(judged, _AT_ONCE)):
         likely = _predictions(store, classifier, [row[0] for row in chunk])
         for row, (code, chance) in zip(chunk, likely, strict=True):
@@ -120,14 +121,14 @@ def status(store: Store) -> dict[str, Any]:
         assert store.settings is not None
 
         def count(sql: str) -> int:
-            return int(store.query(sql).fetchone()[0])
+            return int(store.one(sql)[0])
 
         samples, judged = store.n_samples, count("SELECT count(*) FROM decisions")
         classes = store.query(
             "SELECT c.label, count(s.position), count(d.position), coalesce(sum(d.selected), 0) FROM classes c"
             " LEFT JOIN samples s ON s.label = c.code LEFT JOIN decisions d ON d.position = s.position"
             " GROUP BY c.code ORDER BY c.code"
-        ).fetchall()
+        )
         accepted = count("SELECT coalesce(sum(selected), 0) FROM decisions")
         settings = store.settings
         return {
@@ -144,8 +145,17 @@ def status(store: Store) -> dict[str, Any]:
             "image_shape": settings.shape,
             "preset": settings.preset,
             "seed": settings.seed,
-            "bytes": sum(path.stat().st_size for path in store.folder.iterdir() if path.is_file()),
+            "bytes": _bytes(store.folder),
             "classes": [
                 {"label": label, "samples": n, "judged": m, "rejected": m - passed} for label, n, m, passed in classes
             ],
         }
+
+
+def _bytes(folder: Path) -> int:
+    """What the files take; one may go while it is looked at."""
+    total = 0
+    for path in folder.iterdir():
+        with suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -55,7 +55,7 @@ def _apply(session: Session, labels: dict[int, str]) -> None:
 
 def _judged(session: Session, identity: str) -> int:
     """The position of a sample that was judged, or Refused."""
-    found = session.store.query(_JUDGED, [identity]).fetchone()
+    found = session.store.one(_JUDGED, [identity])
     if found is None:
         raise Refused("is not the id of a sample here")
     if not found[1]:
@@ -65,5 +65,5 @@ def _judged(session: Session, identity: str) -> int:
 
 def _last(session: Session, position: int) -> str | None:
     """What it was corrected to before."""
-    found = session.store.query(_LAST, [position]).fetchone()
+    found = session.store.one(_LAST, [position])
     return None if found is None else str(found[0])

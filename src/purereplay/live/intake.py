@@ -34,8 +34,9 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
             f"--root is the folder of a list's paths, and {root if not root.is_dir() else data} is no such."
         )
     if data == "-":
-        # a file object of its own: Python closes sys.stdin at the end, and would wait for who reads from it
-        pipe = open(0, "rb", closefd=False)  # noqa: SIM115
+        with readable(Path("standard input")):
+            # a file object of its own: Python closes sys.stdin at the end, and would wait for who reads from it
+            pipe = open(0, "rb", closefd=False)  # noqa: SIM115
         return Source(piped(pipe, root or Path()), None, ends=False)
     if path.is_dir():
         folder = ImageFolder(path, state)

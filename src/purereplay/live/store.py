@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -121,15 +121,20 @@ class Store:
             raise UserError(f"{self.path} is damaged: {found.splitlines()[-1]}.")
 
     def _read_settings(self) -> None:
-        found = self.query("SELECT value FROM facts WHERE name = 'settings'").fetchone()
+        found = self.one("SELECT value FROM facts WHERE name = 'settings'")
         try:
             self.settings = from_text(found[0]) if found else None
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{self.path} is damaged: its settings cannot be read ({error}).") from None
 
-    def query(self, sql: str, values: Iterable[object] = ()) -> sqlite3.Cursor:
+    def query(self, sql: str, values: Iterable[object] = ()) -> list[Any]:
+        """The rows that a statement gives; damage that is met on the way is a sentence."""
         with schema.database_errors(self.path):
-            return self.database.execute(sql, tuple(values))
+            return self.database.execute(sql, tuple(values)).fetchall()
+
+    def one(self, sql: str, values: Iterable[object] = ()) -> Any:
+        """The first row; None where there is none."""
+        return next(iter(self.query(sql, values)), None)
 
     # ---------------------------------------------------------------- samples; to be called within a transaction
 
@@ -140,9 +145,9 @@ class Store:
     def add(self, identity: str, label: str, pixels: Pixels) -> bool:
         """Keep a sample; False where it is there already, Refused where another one has its id."""
         digest = _digest(identity, label, pixels)
-        found = self.query(
+        found = self.one(
             "SELECT digest, c.label FROM samples s JOIN classes c ON c.code = s.label WHERE id = ?", [identity]
-        ).fetchone()
+        )
         if found:
             if found[0] != digest:
                 what = "another image" if found[1] == label else f"the label {found[1]!r}"
@@ -154,16 +159,16 @@ class Store:
 
     def code(self, label: str) -> int:
         """The number of a label; a new one gets the next."""
-        found = self.query("SELECT code FROM classes WHERE label = ?", [label]).fetchone()
+        found = self.one("SELECT code FROM classes WHERE label = ?", [label])
         if found:
             return int(found[0])
-        [n] = self.query("SELECT count(*) FROM classes").fetchone()
+        [n] = self.one("SELECT count(*) FROM classes")
         self.query("INSERT INTO classes VALUES (?, ?)", [n, label])
         return int(n)
 
     @property
     def n_samples(self) -> int:
-        [last] = self.query("SELECT max(position) FROM samples").fetchone()
+        [last] = self.one("SELECT max(position) FROM samples")
         return 0 if last is None else int(last) + 1
 
     def labels(self) -> list[str]:
@@ -175,11 +180,11 @@ class Store:
         assert self.settings is not None and self.settings.shape is not None
         found = []
         for position in positions:
-            row = self.query(
+            row = self.one(
                 "SELECT id, c.label, pixels, digest FROM samples s JOIN classes c ON c.code = s.label"
                 " WHERE position = ?",
                 [position],
-            ).fetchone()
+            )
             if row is None:
                 raise UserError(f"{self.path} is damaged: sample {position} is missing.")
             identity, label, content, digest = row
@@ -201,7 +206,7 @@ class Store:
 
     def current(self) -> Current | None:
         """The learner that counts; None: nothing was learned yet."""
-        found = self.query("SELECT file, digest, taken FROM learner").fetchone()
+        found = self.one("SELECT file, digest, taken FROM learner")
         return Current(self.folder / found[0], found[1], found[2]) if found else None
 
     def tensors(self, current: Current) -> dict[str, Tensor]:
