@@ -16,6 +16,7 @@ import purereplay
 TINY = ["--preset", "demo", "--device", "cpu"]
 for setting in ("expert_epochs=3", "base_epochs=2", "finetune_epochs=2", "hidden=16"):
     TINY += ["--set", setting]
+DAILY = ("learn", "predict", "audit", "correct", "status")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
@@ -38,7 +39,24 @@ def test_version_is_the_packages_own():
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "resume", "sweep", "demo", "plot", "compare", "paper", "estimate", "datasets", "settings"]
+    "name",
+    [
+        "run",
+        "resume",
+        "sweep",
+        "demo",
+        "plot",
+        "compare",
+        "paper",
+        "estimate",
+        "datasets",
+        "settings",
+        "learn",
+        "predict",
+        "audit",
+        "correct",
+        "status",
+    ],
 )
 def test_every_command_has_help(name):
     done = run(name, "--help")

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md", "docs/walkthrough.md")]
-DOCUMENTS += [ROOT / "docs" / "performance.md", ROOT / "docs" / "estimator.md"]
+DOCUMENTS += [ROOT / "docs" / name for name in ("performance.md", "your-data.md", "estimator.md")]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)

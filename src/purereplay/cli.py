@@ -43,7 +43,7 @@ LearnerName = Annotated[
     ),
 ]
 Preset = Annotated[
-    str, typer.Option(help="default, paper, reference, quick or demo; `purereplay settings` shows them.")
+    str, typer.Option(help="default, paper, reference, quick, demo or daily; `purereplay settings` shows them.")
 ]
 Seed = Annotated[int, typer.Option(help="Fixes noise, stream, networks and every draw.")]
 Budget = Annotated[float, typer.Option(help="Factor on the preset's self-supervised epochs.")]
@@ -67,6 +67,9 @@ Graphs = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the preset; repeatable.")
 ]
+
+
+State = Annotated[Path, typer.Option("--state", help="Folder of the state, made by `learn`.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -192,6 +195,135 @@ def sweep(
     }
     overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
     console.sweep(combinations(lists, overrides, device=device, precision=precision, out=out))
+
+
+@app.command()
+def learn(
+    data: Annotated[
+        str, typer.Argument(help="A folder label/name.png, a CSV or JSONL list of path and label, or - for a pipe.")
+    ],
+    state: Annotated[Path, typer.Option("--state", help="Folder of the state; begun where there is none.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on watching the folder, until Ctrl-C.")] = False,
+    size: Annotated[
+        int | None, typer.Option(help="Stretch images to so many pixels square. [default: as the first one comes]")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="1: make images grey, 3: colour. [default: as the first one comes]")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of a list's paths. [default: the list's own, or the present one]")
+    ] = None,
+    rest: Annotated[
+        bool | None,
+        typer.Option(
+            "--judge-rest/--hold-rest",
+            help="At the end, judge what does not fill a buffer, or hold it back until more comes. "
+            "[default: hold it back in a pipe]",
+        ),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="As for `run`. [default: daily]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes networks and every draw. [default: 1]")] = None,
+    device: Device = "auto",
+    set_: SetOption = None,
+) -> None:
+    """Learn images of your own, with labels you cannot trust, into a state folder.
+
+    The same command again goes on where it was, after any kill too, and takes in what is new. Size, channels, preset,
+    seed and settings are fixed when the state is begun.
+
+    In a pipe every line is an object with id, label, and path or image (base64 of an image file); the answer on
+    standard output, {"id": ..., "ok": true} or {"id": ..., "error": ...}, comes when it is safe on the disk. Who was
+    cut off sends again whatever was not answered.
+
+    Examples:
+
+        purereplay learn photos --state state
+
+        purereplay learn labels.csv --state state --size 32
+
+        camera | purereplay learn - --state state > answers.jsonl
+    """
+    from purereplay.live.settings import Wanted
+    from purereplay.report import daily
+
+    wanted = Wanted(preset=preset, overrides=_overrides(set_), seed=seed, size=size, channels=channels)
+    daily.learn(data, state, wanted, device=device, follow=follow, root=root, rest=rest)
+
+
+@app.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    state: State,
+    form: Annotated[
+        str, typer.Option("--format", help="table, jsonl or csv: the last two with every label.")
+    ] = "table",
+    device: Device = "auto",
+) -> None:
+    """Classify images by what a state has learned, with probabilities.
+
+    Examples:
+
+        purereplay predict --state state new/*.png
+
+        purereplay predict --state state new --format csv > predicted.csv
+    """
+    from purereplay.report import daily
+
+    daily.predict(state, images, form, device)
+
+
+@app.command()
+def audit(
+    state: State,
+    out: Annotated[Path, typer.Option(help="CSV file to be written.")],
+    device: Device = "auto",
+) -> None:
+    """List every sample ever judged, the least believed first: label, probability, decision, likely other label.
+
+    May be asked for while `learn` runs.
+
+    Example:
+
+        purereplay audit --state state --out audit.csv
+    """
+    from purereplay.report import daily
+
+    daily.audit(state, out, device)
+
+
+@app.command()
+def correct(
+    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
+    state: State,
+    device: Device = "auto",
+) -> None:
+    """Put labels right: samples with a label that a person gave go into the purified buffer, with probability 1.
+
+    Example:
+
+        purereplay correct --state state fixes.csv
+    """
+    from purereplay.report import daily
+
+    daily.correct(state, fixes, device)
+
+
+@app.command()
+def status(
+    state: State,
+    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+) -> None:
+    """Show what a state holds: samples, judged and waiting, accepted and rejected, by label.
+
+    May be asked for while `learn` runs.
+
+    Example:
+
+        purereplay status --state state
+    """
+    from purereplay.report import daily
+
+    daily.status(state, form)
 
 
 @app.command()

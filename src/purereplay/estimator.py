@@ -77,7 +77,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __init__(
         self,
         *,
-        preset: str = "demo",
+        preset: str = "daily",
         delayed_size: int | None = None,
         purified_size: int | None = None,
         expert_epochs: int | None = None,

@@ -451,3 +451,24 @@ def test_classes_may_come_that_nobody_spoke_of(stream):
     other = build_spr(TINY, image_shape=(1, 8, 8), n_classes=1, engine=Engine(CPU), seed=0)
     other.load(few.state())
     assert same(other, few) and other.n_classes == 12
+
+
+def test_a_corrected_sample_goes_into_p_and_changes_the_classifier(stream):
+    one = learner()
+    one.observe(stream.batch(0, 60))
+    before = one.classifier()
+    batch = stream.batch(3, 4)
+    corrected = Batch(batch.images, (batch.labels + 1) % 10, batch.index)
+    one.correct(corrected)
+    held, probability = one.purified.contents()
+    [place] = (held.index == batch.index).nonzero()[:, 0].tolist()
+    assert held.labels[place] == corrected.labels[0] and probability[place] == 1
+    assert one.classifier() is not before
+    other = learner()
+    other.load(one.state())
+    assert same(one, other)
+    with pytest.raises(UserError, match="labels known here"):
+        one.correct(Batch(batch.images, torch.tensor([10]), batch.index))
+    plain = learner(replace(TINY, filter="none"))
+    with pytest.raises(UserError, match="need the purified buffer"):
+        plain.correct(corrected)

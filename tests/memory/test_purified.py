@@ -123,6 +123,39 @@ def test_same_generator_same_contents_and_state_round_trips():
     assert torch.equal(a.contents()[0].index, c.contents()[0].index)
 
 
+@given(
+    capacity=st.integers(1, 12),
+    offered=samples,
+    vouched=st.dictionaries(st.integers(0, 30), st.integers(0, N_CLASSES - 1), min_size=1, max_size=15),
+)
+@settings(deadline=None, max_examples=150)
+def test_who_is_vouched_for_enters_and_is_held_once(capacity, offered, vouched):
+    ours = buffer(capacity)
+    ours.add(batch([c for c, _ in offered]), torch.tensor([v / 5 for _, v in offered]), torch.Generator())
+    before = ours.contents()
+    index = torch.tensor(list(vouched))
+    images = (index % 256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
+    ours.insert(Batch(images, torch.tensor(list(vouched.values())), index))
+    held, probability = ours.contents()
+    found = {i: (int(c), float(p)) for i, c, p in zip(held.index.tolist(), held.labels, probability, strict=True)}
+    assert len(found) == held.n == ours.n <= capacity  # nobody twice
+    assert torch.equal(held.images[:, 0, 0, 0], (held.index % 256).to(torch.uint8))
+    others = {
+        i: (int(c), float(p)) for i, c, p in zip(before[0].index.tolist(), before[0].labels, before[1], strict=True)
+    }
+    everyone = others | {i: (c, 1.0) for i, c in vouched.items()}
+    assert held.n == min(capacity, len(everyone)) and all(everyone[i] == found[i] for i in found)
+    kept = slow_greedy([(c, p, i) for i, (c, p) in everyone.items()], capacity)
+    counts = [sorted(everyone[i][0] for i in group) for group in (kept, found)]
+    assert [counts[0].count(c) - counts[1].count(c) in (-1, 0, 1) for c in range(N_CLASSES)] == [True] * N_CLASSES
+    # of a class the vouched for come first, the newest of them before all
+    newest_first = list(vouched)[::-1]
+    for c in range(N_CLASSES):
+        ranked = [i for i in newest_first if vouched[i] == c]
+        n_held = sum(label == c for label, _ in found.values())
+        assert set(ranked[:n_held]) <= set(found)
+
+
 @pytest.mark.parametrize("n", [0, 6])
 def test_state_goes_through_a_file_and_is_a_copy(n):
     ours, again = buffer(10), buffer(10)

@@ -78,3 +78,26 @@ def alone(lock: Path) -> Iterator[None]:
 
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def held(lock: Path, busy: str) -> Iterator[None]:
+    """Keep a second process out while this one works: UserError(busy) there. The lock falls with the process."""
+    with disk_errors(lock):
+        file = lock.open("ab")
+    with file:
+        if not _try_lock(file.fileno()):
+            raise UserError(busy)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows has no flock; a second process is then not kept out
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

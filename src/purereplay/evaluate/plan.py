@@ -44,7 +44,7 @@ def plan(settings: RunSettings, task_ends: tuple[int, ...]) -> Plan:
     """Count the steps of a stream whose tasks end there."""
     if isinstance(settings.options, RivalSettings):
         return _plan_rival(settings.learner, settings.options, task_ends)
-    return _plan_spr(settings.options, task_ends)
+    return plan_spr(settings.options, task_ends)
 
 
 def _plan_rival(name: str, options: RivalSettings, task_ends: tuple[int, ...]) -> Plan:
@@ -57,7 +57,7 @@ def _plan_rival(name: str, options: RivalSettings, task_ends: tuple[int, ...]) -
     return Plan(n_pieces, {"scratch": sum(epochs * max(1, n // options.scratch_batch) for n in held)})
 
 
-def _plan_spr(options: SprSettings, task_ends: tuple[int, ...]) -> Plan:
+def plan_spr(options: SprSettings, task_ends: tuple[int, ...]) -> Plan:
     """As if P were full from the start."""
     n, d, p = task_ends[-1], options.delayed_size, options.purified_size
     assert d and p and options.base_batch and options.expert_batch

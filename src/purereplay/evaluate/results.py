@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from purereplay.data.files import disk_errors, write_whole
+from purereplay.data.files import disk_errors, held, write_whole
 from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
 from purereplay.evaluate.settings import RunSettings, read_settings, to_json
@@ -115,27 +114,9 @@ class RunDirectory:
             for path in [*self._checkpoints.glob("checkpoint-*"), *(self.path / name for name in OWN_FILES)]:
                 path.unlink(missing_ok=True)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep a second process out while this one runs; the lock falls with the process."""
-        with disk_errors(self.path):
-            file = (self.path / ".lock").open("ab")
-        with file:
-            if not _try_lock(file.fileno()):
-                raise UserError(f"Another process is working on {self.path}.")
-            yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows has no flock; a second process is then not kept out
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep a second process out while this one runs."""
+        return held(self.path / ".lock", f"Another process is working on {self.path}.")
 
 
 def write_json(path: Path, values: Line) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
+from purereplay.errors import UserError
 from purereplay.learners.base import Learner, Report
 from purereplay.learners.waiting import Waiting
 from purereplay.memory.delayed import DelayedBuffer
@@ -94,6 +95,14 @@ class SPR(Learner):
         self.purified.grow(n_classes)
         if self.purified.n_classes > self.n_classes:
             self.n_classes, self._classifier = self.purified.n_classes, None
+
+    def correct(self, batch: Batch) -> None:
+        """Samples with the labels that a person gave them, judged before: they go into P, with probability 1."""
+        check_batch(batch, self.delayed.image_shape, self.n_classes)
+        if not isinstance(self.purified, PurifiedBuffer):
+            raise UserError("Corrections need the purified buffer, which the setting filter=none does without.")
+        self.purified.insert(batch)
+        self._classifier = None
 
     # ---------------------------------------------------------------- Algorithm 1: training and filtering
 

@@ -77,14 +77,35 @@ class PurifiedBuffer:
         labels, index = batch.labels.cpu().numpy(), batch.index.cpu().numpy()
         probability = clean_probability.to("cpu", torch.float64).numpy()
         admitted = np.flatnonzero(self._admit(labels, generator))
-        place = self._levelled if self.eviction == "levelled" else self._by_softmax
-        slots, enters = place(labels[admitted], probability[admitted], generator)
+        if self.eviction == "levelled":
+            slots, enters = self._levelled(labels[admitted], probability[admitted])
+        else:
+            slots, enters = self._by_softmax(labels[admitted], probability[admitted], generator)
         rows = admitted[enters]
         self._images[torch.from_numpy(slots)] = batch.images[torch.from_numpy(rows)].to(self._images.device)
         self._labels[slots], self._index[slots], self._probability[slots] = labels[rows], index[rows], probability[rows]
         self.n = min(self.capacity, self.n + len(admitted))
 
-    def _levelled(self, labels: Whole, probability: Real, generator: torch.Generator) -> tuple[Whole, Whole]:
+    def insert(self, batch: Batch) -> None:
+        """Put samples in that somebody vouches for, with probability 1 and whatever admission says.
+
+        Who is held under the same index leaves. Classes stay level: of a class that is vouched for beyond its share the
+        newest stay.
+        """
+        others = ~np.isin(self._index[: self.n], batch.index.cpu().numpy())
+        held, probability = self.contents()
+        kept = torch.from_numpy(np.flatnonzero(others))
+        newest_first = [torch.cat([new.cpu().flip(0), old.cpu()[kept]]) for new, old in zip(batch, held, strict=True)]
+        images, labels, index = newest_first
+        certain = np.concatenate([np.ones(batch.n), probability.numpy()[others]])
+        self.n = 0
+        _, stays = self._levelled(labels.numpy(), certain)
+        self.n = len(stays)
+        self._images[: self.n] = images[torch.from_numpy(stays)].to(self._images.device)
+        self._labels[: self.n], self._index[: self.n] = labels.numpy()[stays], index.numpy()[stays]
+        self._probability[: self.n] = certain[stays]
+
+    def _levelled(self, labels: Whole, probability: Real) -> tuple[Whole, Whole]:
         """Which newcomers stay, and in whose slots: int64 (m,) each, slots first."""
         labels = np.concatenate([self._labels[: self.n], labels])
         probability = np.concatenate([self._probability[: self.n], probability])

@@ -15,6 +15,7 @@ from purereplay.data.download import Progress as DownloadProgress
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
+from purereplay.nets.engine import Account
 from purereplay.nets.engine import Progress as EngineProgress
 
 out = Console(highlight=False, soft_wrap=True)
@@ -83,19 +84,22 @@ class Show:
 
 
 def remaining(experiments: list[Experiment], now: EngineProgress | None) -> float | None:
-    """Seconds left, from the measured speed of each phase; a phase not met yet counts as fast as the others."""
+    """Seconds left of runs."""
     phases = {phase for e in experiments for phase in e.plan.steps}
-    seconds = {phase: sum(e.account.seconds.get(phase, 0.0) for e in experiments) for phase in phases}
-    done = {phase: sum(e.account.steps.get(phase, 0) for e in experiments) for phase in phases}
     total = {phase: sum(e.plan.steps.get(phase, 0) for e in experiments) for phase in phases}
-    speeds = {phase: seconds[phase] / done[phase] for phase in phases if done[phase]}
+    return seconds_left(total, [e.account for e in experiments], now)
+
+
+def seconds_left(total: dict[str, int], accounts: list[Account], now: EngineProgress | None) -> float | None:
+    """Of steps by phase, from the measured speed of each phase; one not met yet counts as fast as the others."""
+    seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in accounts) for phase in total}
+    done = {phase: sum(a.steps.get(phase, 0) for a in accounts) for phase in total}
+    speeds = {phase: seconds[phase] / done[phase] for phase in total if done[phase]}
     if not speeds:
         return None
     usual = sum(speeds.values()) / len(speeds)
     running = {now.phase: now.done * now.n_networks} if now else {}
-    return sum(
-        max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, usual) for phase in phases
-    )
+    return sum(max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, usual) for phase in total)
 
 
 @contextmanager
@@ -115,9 +119,9 @@ def interruptible() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def progress_bars() -> Progress:
+def progress_bars(*, disable: bool = False) -> Progress:
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}")
-    return Progress(*columns, console=out, transient=True)
+    return Progress(*columns, console=out, transient=True, disable=disable)
 
 
 def download_bars(bars: Progress) -> DownloadProgress:

@@ -1,0 +1,152 @@
+"""The commands of docs/your-data.md from folder to audit, measured against the truth and against plain replay.
+
+    python benchmarks/your_data.py --out results/your-data      # digits, seeds 1 to 3
+    python benchmarks/your_data.py --mnist                      # 2,000 images of 28×28: how long, and how well
+
+Nothing here is known to the learner but the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from purereplay.data.batch import Batch
+from purereplay.data.datasets import load
+from purereplay.learners.rivals import build_rival, rival_settings
+from purereplay.learners.settings import PRESETS, make_backbone
+from purereplay.nets.engine import Engine
+from purereplay.nets.networks import Head, Network
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "your-data.md"
+Truth = dict[str, str]  # the true label by a file's name
+
+
+def make_digits(folder: Path) -> Truth:
+    """The folders of the document, by its own Python."""
+    [block] = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-c", block], cwd=folder, check=True)
+    return {f"{i:04}.png": str(label) for i, label in enumerate(load_digits().target)}
+
+
+def make_mnist(folder: Path) -> Truth:
+    """2,000 training images in the folder, 30 % of them under a wrong label, and 2,000 others of the training part."""
+    mnist, dice = load("mnist"), np.random.default_rng(0)
+    assert mnist.true_labels is not None
+    truth = {}
+    for n, i in enumerate(dice.permutation(len(mnist.images))[:4000].tolist()):
+        label, name = int(mnist.true_labels[i]), f"{i:05}.png"
+        truth[name] = str(label)
+        if n < 2000 and dice.random() < 0.3:
+            label = (label + int(dice.integers(1, 10))) % 10
+        path = folder / "digits" / str(label) / name if n < 2000 else folder / "new" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mnist.images[i, 0]).save(path)
+    return truth
+
+
+def measure(folder: Path, truth: Truth, seed: int) -> dict[str, Any]:
+    """The document's commands, and what they are worth."""
+    state = folder / f"state-{seed}"
+    seconds = {}
+    for name, arguments in {
+        "learn": ["digits", "--seed", str(seed), "--device", "cpu"],
+        "audit": ["--out", "audit.csv", "--device", "cpu"],
+        "predict": ["new", "--format", "csv", "--device", "cpu"],
+    }.items():
+        began = time.perf_counter()
+        call = [sys.executable, "-m", "purereplay.cli", name, "--state", str(state), *arguments]
+        done = subprocess.run(call, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
+        seconds[name] = round(time.perf_counter() - began, 1)
+    with (folder / "audit.csv").open(newline="") as file:
+        audit = list(csv.DictReader(file))
+    wrong = np.array([truth[Path(row["id"]).name] != row["given_label"] for row in audit])
+    rejected = np.array([row["decision"] == "rejected" for row in audit])
+    told = np.array([truth[Path(row["id"]).name] == row["likely_other_label"] for row in audit])
+    predicted = list(csv.DictReader(done.stdout.splitlines()))
+    first = np.arange(len(audit)) < 100
+    return {
+        "seed": seed,
+        "samples": len(audit),
+        "wrong": float(wrong.mean()),
+        "wrong_among_rejected": float(wrong[rejected].mean()),
+        "wrong_among_accepted": float(wrong[~rejected].mean()),
+        "wrong_among_first_100": float(wrong[first].mean()),
+        "true_label_found": float(told[wrong & rejected].mean()),
+        "accuracy": float(np.mean([truth[Path(row["image"]).name] == row["label"] for row in predicted])),
+        "plain_replay": plain_replay(folder, truth, seed, shuffled=False),
+        "plain_replay_shuffled": plain_replay(folder, truth, seed, shuffled=True),
+        "seconds": seconds,
+    }
+
+
+def plain_replay(folder: Path, truth: Truth, seed: int, *, shuffled: bool) -> float:
+    """The accuracy of `crs` on the same samples, in the same order or in a random one."""
+    paths = sorted((folder / "digits").rglob("*.png"))
+    images, labels = _pixels(paths), torch.tensor([int(path.parent.name) for path in paths])
+    order = torch.arange(len(paths))
+    if shuffled:
+        order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(seed))
+    shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+    daily = PRESETS["daily"]
+    settings = rival_settings(
+        "crs",
+        "default",
+        {"hidden": str(daily["hidden"])},
+        memory_size=daily["purified_size"],
+        image_shape=shape,
+        noise_rate=0.0,
+    )
+    learner = build_rival(
+        "crs",
+        settings,
+        network=Network(make_backbone(settings, shape), Head(10)),
+        image_shape=shape,
+        n_classes=10,
+        n_stream=len(paths),
+        engine=Engine(torch.device("cpu")),
+        seed=seed,
+    )
+    learner.observe(Batch(images[order], labels[order], order))
+    learner.flush()
+    new = sorted((folder / "new").glob("*.png"))
+    true: NDArray[np.int64] = np.array([int(truth[path.name]) for path in new])
+    return float((learner.classifier().predict(_pixels(new)).numpy() == true).mean())
+
+
+def _pixels(paths: list[Path]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(np.array(Image.open(path)))[None] for path in paths])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for one JSON file a seed")
+    parser.add_argument("--mnist", action="store_true", help="2,000 images of MNIST's training part, one seed")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        truth = make_mnist(Path(name)) if arguments.mnist else make_digits(Path(name))
+        for seed in (1,) if arguments.mnist else (1, 2, 3):
+            found = measure(Path(name), truth, seed)
+            print(json.dumps(found, indent=2), flush=True)
+            if arguments.out:
+                arguments.out.mkdir(parents=True, exist_ok=True)
+                data = "mnist" if arguments.mnist else "digits"
+                (arguments.out / f"{data}-seed-{seed}.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

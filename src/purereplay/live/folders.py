@@ -1,0 +1,79 @@
+"""A folder of images with one folder for each label, read once or watched.
+
+The label of DATA/label/name.png is the name of the first folder below DATA, deeper ones are looked through too; the id
+is the path below DATA, and the order that of the names. Links that lead out of DATA, and links to folders, are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from purereplay.errors import UserError
+from purereplay.live.items import Chunks, Item, Offer, Refusal, in_chunks
+from purereplay.live.lists import offer_from
+
+
+class ImageFolder:
+    """A folder with one folder for each label."""
+
+    def __init__(self, root: Path, passed_by: Path) -> None:
+        if not root.is_dir():
+            raise UserError(f"{root} is not a folder.")
+        self.root = root
+        self.passed_by = passed_by.resolve()  # the state, should it lie within
+        self._read: dict[str, tuple[int, int]] = {}  # path -> size and time of what was read of it
+
+    def listing(self) -> list[Offer]:
+        """Every file, by name; hidden ones and the state are passed by."""
+        return list(self._walk(self.root, None))
+
+    def _walk(self, folder: Path, label: str | None) -> Iterator[Offer]:
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            yield Refusal(self._name(folder), f"cannot be read: {error.strerror or error}")
+            return
+        for entry in entries:
+            path = folder / entry.name
+            name = self._name(path)
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink() and path.is_dir():
+                yield Refusal(name, "is a link to a folder, which is not followed")
+            elif entry.is_dir(follow_symlinks=False):
+                if path.resolve() != self.passed_by:
+                    yield from self._walk(path, label or entry.name)
+            else:
+                yield offer_from(name, {"path": name, "label": label}, self.root)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def follow(self, pause: float = 1.0) -> Chunks:
+        """Every file once it has rested for a pause, and again when it changes; an empty chunk where there is none."""
+        before: dict[str, tuple[int, int]] = {}
+        while True:
+            now, rested = {}, []
+            for offer in self.listing():
+                name = offer.id if isinstance(offer, Item) else offer.name or ""
+                now[name] = mark = _mark(self.root / name)
+                if mark == before.get(name) and mark != self._read.get(name):
+                    self._read[name] = mark
+                    rested.append(offer)
+            before = now
+            yield from in_chunks(iter(rested))
+            if not rested:
+                yield []
+                time.sleep(pause)
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,109 @@
+"""Image files to pixels: how every kind of image is understood, and what is refused.
+
+In: a file or its bytes, PNG, JPEG, BMP, GIF or WebP, known by their contents and not by their name. Out: uint8
+(channels, height, width), one channel for grey and three for colour.
+
+    EXIF orientation   applied
+    1 bit              black and white as grey
+    palette            colour, by the palette
+    16 bits a channel  the higher eight of them
+    alpha              laid over white
+    CMYK               converted without a colour profile
+    several frames     refused, unless it is a JPEG with a preview
+    more than MAX_PIXELS, by the header: refused before anything is decoded
+"""
+
+from __future__ import annotations
+
+import io
+import stat
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from purereplay.live.items import Refused
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+MAX_PIXELS = 50_000_000
+MAX_BYTES = 64 * 2**20  # of a file
+
+Pixels = NDArray[np.uint8]
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+def read_pixels(image: Path | bytes, *, size: int | None, channels: int | None, shape: Shape | None) -> Pixels:
+    """An image as uint8 (channels, height, width), or Refused.
+
+    With `size` it is stretched to size × size; `channels` 1 or 3 makes it grey or colour. `shape` is what it has to
+    have in the end: a grey image may stand among colour ones, but nothing else is made to fit.
+    """
+    content = image if isinstance(image, bytes) else _read(image)
+    if not content:
+        raise Refused("is empty")
+    picture = _decode(content)
+    wanted = channels or (3 if shape and shape[0] == 3 else None)
+    if wanted:
+        picture = picture.convert("L" if wanted == 1 else "RGB")
+    if size:
+        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+    array = np.asarray(picture, dtype=np.uint8)
+    pixels = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    if shape and pixels.shape != shape:
+        raise Refused(f"is {named(pixels.shape)}, but the images here are {named(shape)}")
+    return pixels.copy()  # in order, and writable as Pillow's own is not
+
+
+def named(shape: tuple[int, ...]) -> str:
+    """A shape in words."""
+    channels, height, width = shape
+    return f"a {'grey' if channels == 1 else 'colour'} image of {width}×{height}"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused("is not a file")
+        if found.st_size > MAX_BYTES:
+            raise Refused(f"has {found.st_size:,} bytes, more than {MAX_BYTES:,}")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+        raise Refused(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _decode(content: bytes) -> Image.Image:
+    """The image in mode L or RGB."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what is refused below, and odd metadata
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise Refused(f"has {width:,} × {height:,} pixels, more than {MAX_PIXELS:,}")
+                if image.format != "MPO" and getattr(image, "is_animated", False):
+                    raise Refused("is an animation: a single image is needed")
+                image.load()
+                return _plain(ImageOps.exif_transpose(image))
+    except Refused:
+        raise
+    except UnidentifiedImageError:
+        raise Refused("is not an image in PNG, JPEG, BMP, GIF or WebP") from None
+    except Image.DecompressionBombError as error:
+        raise Refused(f"has too many pixels: {error}") from None
+    except Exception as error:  # whatever a decoder says of a damaged file, the others go on
+        raise Refused(f"is damaged: {error}") from None
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """The same image in mode L or RGB."""
+    if image.mode.startswith("I"):  # 16 bits of grey
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        grey = image.mode in ("1", "L", "LA", "La")
+        layer = image.convert("RGBA")
+        paper = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(paper, layer).convert("L" if grey else "RGB")
+    return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")

@@ -1,0 +1,134 @@
+"""Lists of samples: CSV files and JSON lines, from a file or a pipe; what is no good is refused by its line.
+
+    CSV      a header with `path` and `label`, perhaps `id`
+    JSONL    an object a line with the same names, or with `image` (base64 of an image file) in place of `path`
+
+The id is the path where none is given. Paths are below one folder: what leads out of it is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from purereplay.errors import UserError
+from purereplay.live.items import Item, Offer, Refusal, Refused, checked_id, checked_label, short
+
+MAX_LINE = 16 * 2**20  # bytes
+
+
+def read_csv(path: Path, root: Path) -> Iterator[Offer]:
+    """The rows of a list of files."""
+    for number, row in csv_rows(path, ("path", "label")):
+        yield row if isinstance(row, Refusal) else offer_from(None, row, root, number)
+
+
+def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    """The lines of a CSV file by number, as named fields; one that is no good is refused. Empty fields are None."""
+    # bytes that are not UTF-8 are found out where they matter
+    with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file)
+        header: list[str] | None = None
+        while True:
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                yield reader.line_num, Refusal(None, f"is not CSV: {error}", reader.line_num)
+                continue
+            if header is None:
+                header = [name.strip().lower() for name in row or []]
+                if not set(columns) <= set(header):
+                    raise UserError(f"{path} needs a header with the columns {' and '.join(columns)}.")
+            elif row is None:
+                return
+            elif row:
+                yield reader.line_num, {name: text or None for name, text in zip(header, row, strict=False)}
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn a file that cannot be read into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def read_jsonl(path: Path, root: Path) -> Iterator[Offer]:
+    """The JSON lines of a file."""
+    with readable(path), path.open("rb") as file:
+        yield from read_lines(file, root)
+
+
+def read_lines(file: IO[bytes], root: Path) -> Iterator[Offer]:
+    """The JSON lines of a file or pipe that is open; one that is no good is refused by its number."""
+    number = 0
+    while line := file.readline(MAX_LINE):
+        number += 1
+        if len(line) == MAX_LINE and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = file.readline(MAX_LINE)
+            yield Refusal(None, f"has more than {MAX_LINE:,} bytes", number)
+        elif line.strip():
+            yield read_line(line, number, root)
+
+
+def read_line(line: bytes, number: int, root: Path) -> Offer:
+    """One JSON line."""
+    try:
+        fields = json.loads(line.strip(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        return Refusal(None, f"is not JSON: {short(str(error))}", number)
+    if not isinstance(fields, dict):
+        return Refusal(None, "is not a JSON object", number)
+    return offer_from(None, fields, root, number)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")
+
+
+def offer_from(name: str | None, fields: dict[str, Any], root: Path, line: int | None = None) -> Offer:
+    """An item from named fields."""
+    try:
+        path = fields.get("path")
+        identity = checked_id(path if fields.get("id") is None else fields["id"])
+        name = identity
+        label = checked_label(fields.get("label"))
+        if path is not None and fields.get("image") is not None:
+            raise Refused("has both a path and an image")
+        image = _embedded(fields.get("image")) if path is None else _within(path, root)
+        return Item(identity, label, image, line)
+    except Refused as reason:
+        return Refusal(name, str(reason), line)
+
+
+def _within(path: object, root: Path) -> Path:
+    """A path below `root`, or Refused."""
+    if not isinstance(path, str) or not path:
+        raise Refused("has a path that is not text")
+    try:
+        found = (root / path).resolve(strict=True)
+        inside = found.is_relative_to(root.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise Refused(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not inside:
+        raise Refused(f"leads out of the folder {root}")
+    return found
+
+
+def _embedded(text: object) -> bytes:
+    if text is None:
+        raise Refused("has neither a path nor an image")
+    if not isinstance(text, str):
+        raise Refused("has an image that is not base64 text")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused(f"has an image that is not base64: {error}") from None

@@ -1,0 +1,27 @@
+"""The command line, called in this process."""
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from purereplay.cli import main
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["purereplay", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Done(int(end.value.code or 0), *capsys.readouterr())
+
+    return call

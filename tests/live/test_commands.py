@@ -1,0 +1,234 @@
+"""The commands for data of one's own: what they print, what they refuse, how they end."""
+
+import base64
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_images import COLOUR, encoded, huge_png
+from tiny_state import TINY_OPTIONS, fingerprint, picture, png
+
+GOOD = ("a/0.png", "a/1.png", "b/2.png")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "purereplay.cli", *map(str, arguments)]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for number, name in enumerate(GOOD):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(png(picture(number)))
+    return tmp_path / "photos"
+
+
+def ids(state: Path) -> list[str]:
+    return [row[1] for row in fingerprint(state)["samples"]]
+
+
+def frames(form: str) -> bytes:
+    pictures = [Image.fromarray(picture(i)) for i in range(3)]
+    return encoded(pictures[0], form, save_all=True, append_images=pictures[1:])
+
+
+BAD_FILES = {
+    "wrong shape": (png(picture(5, size=7)), "is a grey image of 7×7"),
+    "colour": (png(COLOUR[:, :5].repeat(2, 0)[:6]), "is a colour image of"),
+    "empty": (b"", "is empty"),
+    "truncated JPEG": (encoded(Image.fromarray(picture(5)), "JPEG")[:-20], "is damaged"),
+    "huge": (huge_png(40_000, 40_000), "has too many pixels"),
+    "CMYK": (encoded(Image.new("CMYK", (6, 6)), "JPEG"), "is a colour image of 6×6"),
+    "palette": (encoded(Image.new("P", (6, 6))), "is a colour image of 6×6"),
+    "animated GIF": (frames("GIF"), "is an animation"),
+    "animated PNG": (frames("PNG"), "is an animation"),
+    "text": (b"hello", "is not an image"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_a_bad_file_is_named_and_the_rest_is_taken(kind, photos, cli):
+    content, reason = BAD_FILES[kind]
+    (photos / "a" / "0bad.png").write_bytes(content)
+    done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
+    assert done.code == 2
+    first, last = done.err.strip().splitlines()
+    assert first.startswith("a/0bad.png ") and reason in first
+    assert last == "purereplay: 1 of 4 items were refused; the others are taken in."
+    assert ids(photos / "state") == list(GOOD)
+
+
+def test_what_fits_in_after_all(photos, cli):
+    """Sixteen bits, one bit and transparent ones are grey like the others."""
+    others = {
+        "deep": Image.fromarray(picture(7).astype(np.uint16) << 8),
+        "bits": Image.fromarray(picture(8) > 60),
+        "clear": Image.merge("LA", [Image.fromarray(picture(9))] * 2),
+    }
+    for name, image in others.items():
+        (photos / "b" / f"{name}.png").write_bytes(encoded(image))
+    assert cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS).code == 0
+    assert len(ids(photos / "state")) == 6
+
+
+def test_an_unreadable_file(photos, cli, monkeypatch):
+    read = Path.read_bytes
+
+    def guarded(path):
+        if path.name == "1.png":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", guarded)
+    done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
+    assert done.code == 2 and "a/1.png cannot be read: Permission denied" in done.err
+    assert ids(photos / "state") == ["a/0.png", "b/2.png"]
+
+
+def test_links_and_odd_things_in_a_folder(photos, cli):
+    (photos / "a" / "9.png").symlink_to("/etc/hostname")
+    (photos / "a" / "loop").symlink_to(photos)
+    os.mkfifo(photos / "a" / "fifo")
+    (photos / "lost.png").write_bytes(png(picture(8)))
+    done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
+    assert done.code == 2 and "4 of 7 items were refused" in done.err
+    for sentence in (
+        "9.png leads out of the folder",
+        "a/loop is a link",
+        "fifo is not a file",
+        "lost.png has no label",
+    ):
+        assert sentence in done.err
+    assert ids(photos / "state") == list(GOOD)
+
+
+def test_lists(photos, cli):
+    listing = photos / "list.csv"
+    listing.write_text("path,label\na/0.png,x\n../no.png,x\na/1.png,\nb/2.png,y\na/0.png,y\n")
+    done = cli("learn", listing, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
+    assert done.code == 2 and "3 of 5 items were refused" in done.err
+    assert ids(photos / "state") == ["a/0.png", "b/2.png"]
+    assert "a/0.png was given before with the label 'x'" in done.err
+    listing = photos / "list.jsonl"
+    lines = [
+        {"path": "a/1.png", "label": "x"},
+        {"id": "n", "path": "b/2.png", "label": 3},
+        {"path": "a/0.png", "label": "x"},
+    ]
+    listing.write_text("\n".join(json.dumps(line) for line in lines) + '\n{"path": "b/2')
+    done = cli("learn", listing, "--state", photos / "state", "--hold-rest")
+    assert done.code == 2 and "n has a label that is a number, not text" in done.err
+    assert "line 4 is not JSON" in done.err and "2 of 4 items" in done.err
+    assert "taken in: 1, known before: 1" in done.out
+    assert ids(photos / "state") == ["a/0.png", "b/2.png", "a/1.png"]
+
+
+def test_nothing_is_begun_for_data_that_is_not_there(tmp_path, cli):
+    for data, sentence in [("nowhere", "does not exist"), (tmp_path, "holds no images")]:
+        done = cli("learn", data, "--state", tmp_path / "state")
+        assert done.code == 2 and sentence in done.err and len(done.err.strip().splitlines()) == 1
+        assert not (tmp_path / "state").exists()
+    for arguments in (("status",), ("audit", "--out", "x.csv"), ("predict", "x.png"), ("correct", "x.csv")):
+        done = cli(*arguments, "--state", tmp_path / "state")
+        assert done.code == 2 and "holds no state" in done.err and not (tmp_path / "state").exists()
+
+
+def test_the_whole_way(tmp_path, cli, monkeypatch):
+    """learn, status, audit, correct, predict; then more of the same folder."""
+    folder, state = tmp_path / "photos", tmp_path / "state"
+    for i in range(50):
+        path = folder / f"[{i % 2}]" / f"{i:02}.png"  # a label that looks like markup
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(picture(i, i % 2)))
+    done = cli("learn", folder, "--state", state, *TINY_OPTIONS)
+    assert done.code == 0 and "taken in: 50, known before: 0, judged: 50" in done.out and "audit" in done.out
+    done = cli("status", "--state", state)
+    assert done.code == 0 and "50 in 3 buffers" in done.out and "[0]" in done.out
+    assert json.loads(cli("status", "--state", state, "--format", "json").out)["judged"] == 50
+    done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
+    assert done.code == 0 and "samples judged: 50" in done.out
+    rows = list(csv.DictReader((tmp_path / "audit.csv").open()))
+    assert len(rows) == 50
+    (tmp_path / "fixes.csv").write_text("id,label\n[0]/00.png,[1]\nnobody,[1]\n")
+    done = cli("correct", "--state", state, tmp_path / "fixes.csv", "--device", "cpu")
+    assert done.code == 2 and "labels corrected: 1" in done.out and "1 of 2 corrections were refused" in done.err
+    done = cli("predict", "--state", state, folder, "--format", "jsonl")
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 0 and len(lines) == 50 and set(lines[0]["probabilities"]) == {"[0]", "[1]"}
+    assert lines[0]["probability"] == max(lines[0]["probabilities"].values())
+    (tmp_path / "bad.png").write_bytes(b"")
+    done = cli("predict", "--state", state, folder / "[0]" / "00.png", tmp_path / "bad.png", "--format", "csv")
+    assert done.code == 2 and "bad.png is empty" in done.err and "1 of 2 images were refused" in done.err
+    [row] = csv.DictReader(io.StringIO(done.out))
+    assert row["label"] == lines[0]["label"] and row[f"probability of {row['label']}"] == row["probability"]
+    monkeypatch.chdir(folder)
+    done = cli("predict", "--state", state, "[0]/00.png")
+    assert done.code == 0 and lines[0]["label"] in done.out and "00.png" in done.out
+    (folder / "[0]" / "new.png").write_bytes(png(picture(99)))
+    done = cli("learn", folder, "--state", state, "--hold-rest")
+    assert "taken in: 1, known before: 50, judged: 0" in done.out
+    for arguments in (("predict", folder, "--format", "xml"), ("status", "--format", "xml")):
+        assert "'xml' is unknown" in cli(*arguments, "--state", state).err
+
+
+# ---------------------------------------------------------------- in processes of their own
+
+
+def line(i: int, **changes: object) -> str:
+    image = base64.b64encode(png(picture(i, i % 3))).decode()
+    return json.dumps({"id": f"s{i}", "image": image, "label": f"label {i % 3}"} | changes) + "\n"
+
+
+def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_kept_out(tmp_path):
+    call = command("learn", "-", "--state", tmp_path / "state", *TINY_OPTIONS)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(call, env=ENVIRONMENT, **pipes)
+    process.stdin.write(line(0) + line(1, label=7) + line(0) + line(2))
+    process.stdin.flush()
+    answers = [json.loads(process.stdout.readline()) for _ in range(4)]  # they come before the pipe ends
+    refused = {"id": "s1", "line": 2, "error": "s1 has a label that is a number, not text"}
+    assert answers == [{"id": "s0", "ok": True}, refused, {"id": "s0", "ok": True}, {"id": "s2", "ok": True}]
+    assert ids(tmp_path / "state") == ["s0", "s2"]
+    second = subprocess.run(call, env=ENVIRONMENT, capture_output=True, text=True, input=line(3), timeout=60)
+    assert second.returncode == 2 and second.stdout == "" and "Another process is working on" in second.stderr
+    out, err = process.communicate("".join(line(i) for i in range(3, 25)) + '{"id": "s25", "im', timeout=60)
+    answers = [json.loads(text) for text in out.splitlines()]
+    assert [a.get("id") for a in answers] == [f"s{i}" for i in range(3, 25)] + [None]
+    assert answers[-1]["line"] == 27 and "line 27 is not JSON" in answers[-1]["error"]
+    assert process.returncode == 2 and err == "purereplay: 2 of 27 items were refused; the others are taken in.\n"
+    assert len(fingerprint(tmp_path / "state")["decisions"]) == 20  # the rest is held back
+
+
+def test_a_watched_folder_and_ctrl_c(tmp_path):
+    folder, state = tmp_path / "photos", tmp_path / "state"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "0.png").write_bytes(png(picture(0)))
+    call = command("learn", folder, "--state", state, "--follow", *TINY_OPTIONS)
+    process = subprocess.Popen(call, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for n in (1, 22):
+        for i in range(n):
+            (folder / "a" / f"{i}.png").write_bytes(png(picture(i)))
+        deadline = time.time() + 60
+        while time.time() < deadline and not (state.exists() and _n_samples(state) == n):
+            time.sleep(0.05)
+        assert _n_samples(state) == n
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "the same command goes on from here" in err and "Traceback" not in err
+
+
+def _n_samples(state: Path) -> int:
+    try:
+        return len(ids(state))
+    except Exception:  # not begun yet
+        return -1

@@ -1,0 +1,99 @@
+"""Folders: labels by folder, ids by path, links out and loops refused; a watched one gives what has come to rest."""
+
+import os
+from itertools import islice
+
+import pytest
+from tiny_state import picture, png
+
+from purereplay.errors import UserError
+from purereplay.live.folders import ImageFolder
+from purereplay.live.intake import open_source
+from purereplay.live.items import Item, Refusal
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "photos"
+    for number, name in enumerate(("b/1.png", "a/2.png", "a/deep/3.png", "a/10.png")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(png(picture(number)))
+    return root
+
+
+def listing(folder, state=None):
+    return ImageFolder(folder, state or folder.parent / "state").listing()
+
+
+def test_labels_ids_and_order(folder):
+    (folder / "a" / ".hidden.png").write_bytes(b"")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "x.png").write_bytes(b"")
+    names = ["a/10.png", "a/2.png", "a/deep/3.png", "b/1.png"]
+    assert listing(folder) == [Item(name, name[0], folder / name) for name in names]
+
+
+def test_the_state_may_lie_within(folder):
+    (folder / "state").mkdir()
+    (folder / "state" / "state.sqlite").write_bytes(b"x")
+    assert all(isinstance(offer, Item) for offer in listing(folder, folder / "state"))
+    assert len(listing(folder, folder / "state")) == 4
+
+
+def test_what_is_not_in_a_label_s_folder_and_links(folder, tmp_path):
+    (folder / "lost.png").write_bytes(png(picture(9)))
+    (tmp_path / "outside.png").write_bytes(png(picture(9)))
+    (tmp_path / "others").mkdir()
+    (folder / "a" / "out.png").symlink_to(tmp_path / "outside.png")
+    (folder / "a" / "in.png").symlink_to(folder / "a" / "2.png")
+    (folder / "a" / "loop").symlink_to(folder)
+    (folder / "a" / "self.png").symlink_to(folder / "a" / "self.png")
+    (folder / "c").symlink_to(tmp_path / "others")
+    refused = {offer.name: offer.reason for offer in listing(folder) if isinstance(offer, Refusal)}
+    assert refused.keys() == {"lost.png", "a/out.png", "a/loop", "a/self.png", "c"}
+    assert refused["lost.png"] == "has no label"
+    assert "leads out of the folder" in refused["a/out.png"]
+    assert refused["a/loop"] == refused["c"] == "is a link to a folder, which is not followed"
+    assert "cannot be read" in refused["a/self.png"]
+    assert sum(isinstance(offer, Item) for offer in listing(folder)) == 5
+
+
+def test_a_name_that_is_not_utf8(folder):
+    with open(os.fsencode(folder / "a") + b"/\xff.png", "wb") as file:  # noqa: PTH123
+        file.write(png(picture(9)))
+    [refusal] = [offer for offer in listing(folder) if isinstance(offer, Refusal)]
+    assert "not valid UTF-8" in refusal.reason
+
+
+def test_a_folder_that_cannot_be_listed(folder, monkeypatch):
+    scandir = os.scandir
+
+    def guarded(path):
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", guarded)
+    found = listing(folder)
+    assert found[-1] == Refusal("b", "cannot be read: Permission denied") and len(found) == 4
+
+
+def test_no_images(tmp_path):
+    with pytest.raises(UserError, match="holds no images"):
+        open_source(str(tmp_path), state=tmp_path / "state")
+
+
+def test_a_watched_folder_gives_a_file_once_it_rests(folder):
+    chunks = ImageFolder(folder, folder.parent / "state").follow(pause=0.0)
+    assert next(chunks) == []  # everything is new, and might still be growing
+    assert [item.id for item in next(chunks)] == ["a/10.png", "a/2.png", "a/deep/3.png", "b/1.png"]
+    assert next(chunks) == []
+    half, whole = png(picture(5))[:30], png(picture(5))
+    (folder / "a" / "new.png").write_bytes(half)
+    assert next(chunks) == []
+    (folder / "a" / "new.png").write_bytes(whole)
+    assert next(chunks) == []  # it has changed since
+    assert [item.id for item in next(chunks)] == ["a/new.png"]
+    assert list(islice(chunks, 3)) == [[], [], []]
+    (folder / "a" / "new.png").write_bytes(whole + b" ")  # offered again, to be compared with what it was
+    assert [item.id for chunk in islice(chunks, 2) for item in chunk] == ["a/new.png"]

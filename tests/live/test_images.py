@@ -1,0 +1,180 @@
+"""Every kind of image has a meaning that is written down, or a reason why it is refused."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from purereplay.live import images
+from purereplay.live.images import read_pixels
+from purereplay.live.items import Refused
+
+GREY = np.arange(0, 240, 8, dtype=np.uint8).reshape(5, 6)
+COLOUR = np.stack([GREY, GREY[::-1], 255 - GREY], axis=2)
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def read(content: bytes, **wanted: object) -> np.ndarray:
+    return read_pixels(content, **({"size": None, "channels": None, "shape": None} | wanted))
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """A PNG whose header announces so many pixels, and nearly nothing after it."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "GIF", "WEBP"])
+def test_grey_and_colour_come_back_as_they_are(form):
+    options = {"lossless": True} if form == "WEBP" else {}
+    if form != "WEBP":  # which has no grey
+        found = read(encoded(Image.fromarray(GREY), form))
+        assert np.array_equal(found if found.shape[0] == 1 else found[:1], GREY[None])
+    if form != "GIF":  # which has palettes only
+        assert np.array_equal(read(encoded(Image.fromarray(COLOUR), form, **options)), COLOUR.transpose(2, 0, 1))
+
+
+def test_a_jpeg_is_nearly_what_it_was():
+    found = read(encoded(Image.fromarray(GREY), "JPEG", quality=95))
+    assert found.shape == (1, 5, 6) and np.abs(found[0].astype(int) - GREY).max() < 12
+
+
+def test_one_bit_is_black_and_white():
+    bits = GREY > 100
+    assert np.array_equal(read(encoded(Image.fromarray(bits)))[0], 255 * bits.astype(np.uint8))
+
+
+def test_a_palette_is_looked_up():
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putpixel((1, 0), 1)
+    assert read(encoded(image))[:, 0].T.tolist() == [[10, 20, 30], [200, 100, 50]]
+    assert read(encoded(image, transparency=0))[:, 0].T.tolist() == [[255, 255, 255], [200, 100, 50]]
+
+
+def test_of_sixteen_bits_the_higher_eight_count():
+    deep = (GREY.astype(np.uint16) << 8) + 77
+    assert np.array_equal(read(encoded(Image.fromarray(deep)))[0], GREY)
+
+
+def test_what_is_transparent_shows_white():
+    alpha = np.where(GREY > 100, 255, 0).astype(np.uint8)
+    expected = np.where(GREY > 100, GREY, 255)
+    found = read(encoded(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(alpha)])))
+    assert found.shape == (1, 5, 6) and np.array_equal(found[0], expected)
+    found = read(encoded(Image.fromarray(np.dstack([COLOUR, alpha]))))
+    assert np.array_equal(found, np.where(alpha > 0, COLOUR.transpose(2, 0, 1), 255))
+    half = read(encoded(Image.fromarray(np.full((1, 1, 4), [0, 0, 0, 128], np.uint8))))
+    assert half.ravel().tolist() == [127, 127, 127]
+
+
+def test_cmyk_is_converted():
+    inks = Image.fromarray(np.full((4, 4, 4), [255, 0, 0, 0], np.uint8), "CMYK")  # cyan
+    red, green, blue = read(encoded(inks, "JPEG", quality=95)).reshape(3, -1).mean(1)
+    assert red < 20 and green > 235 and blue > 235
+
+
+def test_the_camera_s_orientation_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90° clockwise
+    found = read(encoded(Image.fromarray(COLOUR), "PNG", exif=exif))
+    assert np.array_equal(found, np.rot90(COLOUR, -1).transpose(2, 0, 1))
+
+
+def test_size_and_channels_make_images_fit():
+    assert read(encoded(Image.fromarray(COLOUR)), size=4).shape == (3, 4, 4)
+    assert read(encoded(Image.fromarray(COLOUR)), channels=1).shape == (1, 5, 6)
+    assert np.array_equal(read(encoded(Image.fromarray(GREY)), channels=3), np.stack([GREY] * 3))
+    assert np.array_equal(read(encoded(Image.fromarray(GREY)), shape=(3, 5, 6)), np.stack([GREY] * 3))
+
+
+def test_other_shapes_are_refused():
+    with pytest.raises(Refused, match="a grey image of 6×5, but the images here are a grey image of 6×6"):
+        read(encoded(Image.fromarray(GREY)), shape=(1, 6, 6))
+    with pytest.raises(Refused, match="a colour image of 6×5, but the images here are a grey image"):
+        read(encoded(Image.fromarray(COLOUR)), shape=(1, 5, 6))
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
+def test_animations_are_refused(form):
+    frames = [Image.fromarray(np.roll(COLOUR, i, 1)) for i in range(3)]
+    with pytest.raises(Refused, match="animation"):
+        read(encoded(frames[0], form, save_all=True, append_images=frames[1:]))
+
+
+@pytest.mark.parametrize("size", [(40_000, 40_000), (9_000, 9_000)])
+def test_too_many_pixels_are_refused_before_they_are_decoded(size, monkeypatch):
+    def never(*_: object) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", never)
+    with pytest.raises(Refused, match="pixels"):
+        read(huge_png(*size))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b"hello", "is not an image"),
+        (b"\x89PNG\r\n\x1a\n", "is not an image|is damaged"),
+        (encoded(Image.fromarray(COLOUR), "JPEG")[:-40], "is damaged"),
+        (encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 20), np.uint8)))[:-60], "is damaged"),
+        (encoded(Image.fromarray(COLOUR), "TIFF"), "is not an image in PNG"),
+        (huge_png(300, 300), "is damaged"),
+    ],
+    ids=["empty", "text", "signature", "cut JPEG", "cut PNG", "TIFF", "missing rows"],
+)
+def test_what_is_no_image_says_why(content, reason):
+    with pytest.raises(Refused, match=reason):
+        read(content)
+
+
+def test_no_byte_of_damage_does_more_than_refuse():
+    """Whatever a decoder makes of it: pixels of some shape, or a reason."""
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    text = PngInfo()
+    text.add_text("comment", "x" * 20)
+    originals = [
+        encoded(Image.fromarray(COLOUR), "PNG", exif=exif, pnginfo=text),
+        encoded(Image.fromarray(GREY), "GIF"),
+    ]
+    originals += [encoded(Image.fromarray(COLOUR), "JPEG", exif=exif), encoded(Image.fromarray(COLOUR), "WEBP")]
+    dice = np.random.default_rng(0)
+    refused = 0
+    for original in originals:
+        for _ in range(100):
+            content = bytearray(original)
+            content[dice.integers(len(content))] = dice.integers(256)
+            try:
+                assert read(bytes(content)).dtype == np.uint8
+            except Refused:
+                refused += 1
+    assert 20 < refused < 400
+
+
+def test_files_that_cannot_be_read(tmp_path, monkeypatch):
+    with pytest.raises(Refused, match="cannot be read: No such file"):
+        read(tmp_path / "nowhere.png")
+    with pytest.raises(Refused, match="is not a file"):
+        read(tmp_path)
+    (tmp_path / "large.png").write_bytes(bytes(100))
+    monkeypatch.setattr(images, "MAX_BYTES", 99)
+    with pytest.raises(Refused, match="has 100 bytes, more than 99"):
+        read(tmp_path / "large.png")

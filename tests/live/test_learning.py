@@ -1,0 +1,202 @@
+"""Learning from a state: the same end however the samples came and wherever the process ended."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_state import TINY, fingerprint, items, picture, png, tiny
+
+from purereplay.errors import UserError
+from purereplay.live import store as stores
+from purereplay.live.items import Item
+from purereplay.live.learning import Session, make_learner
+from purereplay.live.settings import Wanted
+from purereplay.nets.engine import Engine
+
+N = 67  # three buffers of 20, and a rest of 7
+
+
+def learn(folder: Path, cuts: list[int], *, rest: bool = True) -> None:
+    """Take the samples in pieces, each by a process of its own, then judge the rest."""
+    for start, stop in zip([0, *cuts], [*cuts, N], strict=True):
+        with tiny(folder) as session:
+            session.take(items(start, stop))
+            session.work()
+    with tiny(folder) as session:
+        session.work(rest=rest)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("whole") / "state"
+    learn(folder, [])
+    return fingerprint(folder)
+
+
+def test_a_state_learns_what_the_learner_itself_learns(whole, tmp_path):
+    """The same samples through `SPR.observe`, in one go."""
+    with tiny(tmp_path / "state") as session:
+        session.take(items(0, N))
+        plain = make_learner(session.settings, Engine(torch.device("cpu")))
+        plain.grow(3)
+        reports = plain.observe(session.store.batch(0, N)) + plain.flush()
+        session.work(rest=True)
+        ours, theirs = session.learner.state(), plain.state()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+    decided = [
+        (int(i), r.buffer, float(p), float(c), int(s))
+        for r in reports
+        for i, p, c, s in zip(r.index, r.clean_probability, r.centrality, r.selected_mask, strict=True)
+    ]
+    assert decided == whole["decisions"] and len(decided) == N
+    assert sorted(plain.purified.index.tolist()) == [position for (position,) in whole["purified"]]
+
+
+@pytest.mark.parametrize("cuts", [[1], [20, 40, 60], [7, 19, 21, 66], [5] * 3 + [50]])
+def test_how_the_samples_are_cut_into_pieces_does_not_matter(whole, tmp_path, cuts):
+    learn(tmp_path / "state", cuts)
+    assert fingerprint(tmp_path / "state") == whole
+
+
+class Kill(BaseException):
+    """The process ends here, without a chance to tidy up."""
+
+
+@pytest.mark.parametrize("where", ["write_whole", "tidy", "commit", "half-written"])
+@pytest.mark.parametrize("when", [1, 2, 3, 5])
+def test_cut_off_at_any_step_it_ends_the_same(whole, tmp_path, monkeypatch, where, when):
+    """Before, within and after the n-th writing of the learner."""
+    folder = tmp_path / "state"
+    calls = 0
+    real_write, real_tidy = stores.write_whole, stores.Store.tidy
+
+    def strike(here: str) -> None:
+        nonlocal calls
+        if here == where:
+            calls += 1
+            if calls == when:
+                raise Kill
+
+    def write(path: Path, content: bytes) -> None:
+        strike("write_whole")
+        if where == "half-written" and calls + 1 == when:
+            path.with_name(path.name + ".part").write_bytes(content[:100])
+        strike("half-written")
+        real_write(path, content)
+        strike("commit")  # the file is there, and the database does not name it yet
+
+    def tidy(self, current) -> None:
+        strike("tidy")
+        real_tidy(self, current)
+
+    monkeypatch.setattr(stores, "write_whole", write)
+    monkeypatch.setattr(stores.Store, "tidy", tidy)
+    with pytest.raises(Kill):
+        learn(folder, [])
+    monkeypatch.undo()
+    learn(folder, [])  # everything is sent again
+    assert fingerprint(folder) == whole
+    assert len(list(folder.glob("learner-*"))) == 1
+
+
+def test_work_that_was_done_is_not_done_again(tmp_path, monkeypatch):
+    """Killed between the expert and the base, a buffer goes on with the base."""
+    folder = tmp_path / "state"
+    trained = []
+    real = Engine.train
+
+    def train(self, jobs):
+        trained.extend(job.phase for job in jobs)
+        if trained.count("base") == 1 and trained[-1] == "base":
+            raise Kill
+        return real(self, jobs)
+
+    monkeypatch.setattr(Engine, "train", train)
+    with pytest.raises(Kill), tiny(folder) as session:
+        session.take(items(0, 20))
+        session.work()
+    with tiny(folder) as session:
+        session.work()
+    assert trained == ["expert", "base", "base"]
+
+
+def test_the_rest_is_held_or_judged(tmp_path):
+    with tiny(tmp_path / "state") as session:
+        session.take(items(0, 30))
+        session.work()
+        assert session.taken == 20 and session.store.n_samples == 30
+        session.work(rest=True)
+        assert session.taken == 30
+        session.take(items(30, 60))
+        session.work()
+        assert session.taken == 50  # a fresh buffer begins after a rest
+        buffers = session.store.query("SELECT buffer, count(*) FROM decisions GROUP BY buffer")
+    assert buffers == [(0, 20), (1, 10), (2, 20)]
+    with tiny(tmp_path / "other", tail="drop") as session:
+        session.take(items(0, 30))
+        session.work(rest=True)
+        assert session.taken == 20  # its settings never judge a rest
+
+
+def test_labels_come_at_any_time(tmp_path):
+    with tiny(tmp_path / "state") as session:
+        session.take(items(0, 20, n_labels=1))
+        session.work()
+        assert session.learner.n_classes == 1
+        # a label that waits is none of the learner's business yet
+        session.take([*items(20, 40, n_labels=4), Item("late", "late", png(picture(99)))])
+        session.work()
+        assert session.learner.n_classes == 4
+        assert session.store.labels() == ["label 0", "label 1", "label 2", "label 3", "late"]
+    with tiny(tmp_path / "state") as session:
+        assert session.learner.n_classes == 4
+
+
+def test_sent_again_is_known_and_changed_is_refused(tmp_path):
+    with tiny(tmp_path / "state") as session:
+        assert all(outcome.new for outcome in session.take(items(0, 5)))
+        again = session.take(
+            [*items(0, 6), Item("s1", "label 2", png(picture(1, 1))), Item("s1", "label 1", png(picture(9)))]
+        )
+        assert [outcome.new for outcome in again] == [False] * 5 + [True, False, False]
+        assert [outcome.error is None for outcome in again] == [True] * 6 + [False] * 2
+        assert again[6].sentence == "s1 was given before with the label 'label 1'; `purereplay correct` changes labels"
+        assert "s1 was given before with another image" in again[7].sentence
+        twice = session.take([Item("x", "a", png(picture(1))), Item("x", "b", png(picture(1)))])
+        assert [outcome.error is None for outcome in twice] == [True, False]
+        assert session.store.n_samples == 7
+
+
+def test_the_first_image_fixes_the_shape(tmp_path):
+    with tiny(tmp_path / "state") as session:
+        outcomes = session.take(
+            [Item("a", "x", b"no image"), Item("b", "x", png(picture(0, size=5))), Item("c", "x", png(picture(0)))]
+        )
+        assert [outcome.error is None for outcome in outcomes] == [False, True, False]
+        assert "c is a grey image of 6×6, but the images here are a grey image of 5×5" in outcomes[2].sentence
+    with tiny(tmp_path / "state") as session:
+        assert session.settings.shape == (1, 5, 5)
+
+
+def test_a_shape_that_no_network_takes_begins_nothing(tmp_path):
+    state, wide = tmp_path / "state", png(torch.zeros(4, 6, 3, dtype=torch.uint8).numpy())
+    with (
+        pytest.raises(UserError, match=r"a cannot begin a state.* square images"),
+        tiny(state, network="resnet18") as session,
+    ):
+        session.take([Item("a", "x", wide)])
+    with tiny(state) as session:
+        assert session.store.n_samples == 0 and session.settings.shape is None
+    sized = Wanted(overrides=TINY | {"network": "resnet18"}, size=8)
+    with Session.open(tmp_path / "sized", sized, Engine(torch.device("cpu"))) as session:
+        assert session.take([Item("a", "x", wide)])[0].new and session.settings.shape == (3, 8, 8)
+
+
+def test_a_state_moves_with_its_folder(tmp_path):
+    with tiny(tmp_path / "here") as session:
+        session.take(items(0, 20))
+        session.work()
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    with tiny(tmp_path / "there") as session:
+        assert session.taken == 20

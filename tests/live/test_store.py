@@ -1,0 +1,305 @@
+"""The state folder: what is in it is whole, once, in order, and found out where it is damaged."""
+
+import resource
+import shutil
+import sqlite3
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_state import fingerprint, items, picture, png, tiny
+
+from purereplay.errors import UserError
+from purereplay.live import schema
+from purereplay.live.items import Item
+from purereplay.live.settings import Wanted
+from purereplay.live.store import Store
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+def learned(folder, n=50):
+    """A state with two judged buffers and some samples that wait."""
+    with tiny(folder) as session:
+        session.take(items(0, n))
+        session.work()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return learned(tmp_path_factory.mktemp("finished") / "state")
+
+
+@pytest.fixture
+def state(finished, tmp_path):
+    """A copy of it that a test may harm."""
+    return shutil.copytree(finished, tmp_path / "state")
+
+
+SAMPLES = st.tuples(st.integers(0, 12), st.sampled_from(["cat", "dog", 'é,"']), st.integers(0, 1))
+CHUNKS = st.lists(st.tuples(st.lists(SAMPLES, min_size=1, max_size=6), st.booleans()), max_size=5)
+
+
+@given(chunks=CHUNKS)
+@settings(deadline=None, max_examples=40)
+def test_whatever_comes_and_wherever_it_is_cut_off_every_sample_is_there_once(chunks, tmp_path_factory):
+    """Samples (number, label, image) in chunks, each of which may be cut off before its commit, and is sent again."""
+    folder = tmp_path_factory.mktemp("property") / "state"
+    model: dict[str, tuple[str, int]] = {}  # in order of arrival
+    for chunk, is_cut_off in chunks:
+        offers = [Item(f"s{number}", label, png(picture(image))) for number, label, image in chunk]
+        if is_cut_off:
+            with tiny(folder) as session, pytest.raises(Crash), session.store.transaction():
+                for offer in offers:
+                    session._take(offer)
+                raise Crash
+        with tiny(folder) as session:
+            before = len(model)
+            outcomes = session.take(offers)
+            for (number, label, image), outcome in zip(chunk, outcomes, strict=True):
+                known = model.setdefault(f"s{number}", (label, image))
+                assert (outcome.error is None) == (known == (label, image))
+            assert sum(outcome.new for outcome in outcomes) == len(model) - before
+            rows = session.store.rows(list(range(session.store.n_samples)))
+            assert [(row.id, row.label) for row in rows] == [(name, label) for name, (label, _) in model.items()]
+            assert all(np.array_equal(r.pixels[0], picture(i)) for r, (_, i) in zip(rows, model.values(), strict=True))
+            assert session.store.labels() == list(dict.fromkeys(label for label, _ in model.values()))
+
+
+# ---------------------------------------------------------------- damage
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_learner_is_named(state):
+    [path] = state.glob("learner-*")
+    flip(path, -1)
+    with pytest.raises(UserError, match=f"{path.name} is damaged"), tiny(state):
+        pass
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=f"{path.name} cannot be read"), tiny(state):
+        pass
+    path.unlink()
+    with pytest.raises(UserError, match=f"{path.name} cannot be read"), tiny(state):
+        pass
+
+
+def test_a_learner_of_another_state_is_named(state, tmp_path):
+    [path] = state.glob("learner-*")
+    [other] = learned(tmp_path / "other", n=25).glob("learner-*")
+    shutil.copy(other, path)
+    with pytest.raises(UserError, match=f"{path.name} is damaged: it is not the one"), tiny(state):
+        pass
+
+
+def test_a_damaged_sample_is_named(state):
+    path = state / "state.sqlite"
+    flip(path, path.read_bytes().index(picture(45, 0)[0].tobytes()))
+    with tiny(state) as session:
+        assert session.store.rows([44])[0].id == "s44"
+        with pytest.raises(UserError, match=r"state\.sqlite is damaged: sample s45 is not what was written"):
+            session.store.rows([45])
+        session.take(items(50, 60))
+        with pytest.raises(UserError, match="sample s45"):
+            session.work()
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "page", "rows"])
+def test_a_damaged_database_is_named(state, damage):
+    path = state / "state.sqlite"
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        del content[len(content) // 2 :]
+    elif damage == "header":
+        content[:16] = bytes(16)
+    elif damage == "page":
+        content[4096:8192] = b"\xff" * 4096
+    path.write_bytes(content)
+    if damage == "rows":
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE facts SET value = 'no settings'")
+    with pytest.raises(UserError, match=r"state\.sqlite is damaged"), tiny(state):
+        pass
+
+
+def test_a_lost_database_is_not_begun_anew_over_its_learner(state):
+    (state / "state.sqlite").unlink()
+    with pytest.raises(UserError, match=r"state\.sqlite is missing"), tiny(state):
+        pass
+    with pytest.raises(UserError, match="holds no state"), Store.reading(state):
+        pass
+
+
+def test_another_program_s_database_is_left_alone(tmp_path):
+    with sqlite3.connect(tmp_path / "state.sqlite") as database:
+        database.execute("CREATE TABLE mine (x)")
+    with pytest.raises(UserError, match="is not the database of a state"), tiny(tmp_path):
+        pass
+
+
+# ---------------------------------------------------------------- full disks
+
+
+@contextmanager
+def full_disk(n_bytes):
+    """No file can grow beyond n_bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_takes_nothing_in_and_loses_nothing(state):
+    before = fingerprint(state)
+    sentence = r"state\.sqlite cannot be written"
+    with tiny(state) as session, full_disk(2000), pytest.raises(UserError, match=sentence):
+        session.take(items(50, 60))
+    assert fingerprint(state) == before
+    with tiny(state) as session:
+        assert sum(outcome.new for outcome in session.take(items(50, 60))) == 10
+
+
+def test_a_disk_that_is_full_when_the_learner_is_written(state, tmp_path):
+    whole = shutil.copytree(state, tmp_path / "whole")
+    with tiny(state) as session:
+        session.take(items(50, 60))
+        before = fingerprint(state)
+        room = max(path.stat().st_size for path in state.glob("learner-*")) - 1000
+        with full_disk(room), pytest.raises(UserError, match=r"learner-.* cannot be written"):
+            session.work()
+    assert fingerprint(state) == before and not list(state.glob("*.part"))
+    for folder in (state, whole):
+        with tiny(folder) as session:
+            session.take(items(50, 60))
+            session.work()
+    assert fingerprint(state) == fingerprint(whole)
+
+
+# ---------------------------------------------------------------- versions, locks, settings
+
+
+def test_a_commit_is_on_the_disk_and_others_may_read(state):
+    with tiny(state) as session:
+        assert session.store.one("PRAGMA journal_mode") == ("wal",)
+        assert session.store.one("PRAGMA synchronous") == (2,)  # FULL
+
+
+def test_a_reader_finds_what_a_killed_process_left_in_the_journal(tmp_path):
+    """Committed, not yet moved into the database, and the shared memory gone with the machine."""
+    with tiny(tmp_path / "whole") as session:
+        session.take(items(0, 5))
+        killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    assert (killed / "state.sqlite-wal").stat().st_size > 0
+    (killed / "state.sqlite-shm").unlink()
+    with Store.reading(killed) as store:
+        assert store.n_samples == 5
+
+
+def as_version_1(folder):
+    with sqlite3.connect(folder / "state.sqlite") as database:
+        database.execute("DROP TABLE corrections")
+        database.execute("PRAGMA user_version = 1")
+
+
+@pytest.mark.parametrize("by", ["writer", "reader"])
+def test_an_older_schema_is_brought_up_to_date(state, by):
+    before = fingerprint(state)
+    as_version_1(state)
+    with tiny(state) if by == "writer" else Store.reading(state):
+        pass
+    assert fingerprint(state) == before
+    with sqlite3.connect(state / "state.sqlite") as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+
+
+def test_a_migration_that_is_cut_off_is_made_again(state, monkeypatch):
+    as_version_1(state)
+    scripts = (schema.SCRIPTS[0], schema.SCRIPTS[1] + "CREATE TABLE classes (x);")  # fails after it has begun
+    monkeypatch.setattr(schema, "SCRIPTS", scripts)
+    with pytest.raises(sqlite3.OperationalError, match="already exists"), tiny(state):
+        pass
+    monkeypatch.undo()
+    with tiny(state) as session:
+        assert session.store.n_samples == 50
+
+
+def test_a_newer_schema_is_refused(state):
+    with sqlite3.connect(state / "state.sqlite") as database:
+        database.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    for opened in (tiny(state), Store.reading(state)):
+        with pytest.raises(UserError, match="written by a newer purereplay"), opened:
+            pass
+
+
+def test_one_process_writes_and_others_read(state):
+    with tiny(state) as session:
+        with pytest.raises(UserError, match="Another process is working on"), tiny(state):
+            pass
+        with session.store.transaction(), Store.reading(state) as reader:
+            session.store.add("new", "label 0", picture(99)[None])
+            assert reader.n_samples == 50  # what is not committed is not there
+        with Store.reading(state) as reader:
+            assert reader.n_samples == 51
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (Wanted(preset="demo"), "begun with preset daily, not demo"),
+        (Wanted(seed=7), "begun with seed 1, not 7"),
+        (Wanted(size=8), "begun with size None, not 8"),
+        (Wanted(channels=3), "begun with channels None, not 3"),
+        (Wanted(overrides={"graphs": "7"}), "begun with graphs 5, not 7"),
+        (Wanted(overrides={"colour": "7"}), "'colour' is unknown"),
+    ],
+)
+def test_what_a_state_was_begun_with_stays(state, wanted, sentence):
+    with pytest.raises(UserError, match=sentence), Store.writing(state, wanted):
+        pass
+    with Store.writing(state, Wanted(seed=1, overrides={"hidden": "16"})) as store:  # the same again is no change
+        assert store.settings.options.hidden == 16 and store.settings.shape == (1, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (Wanted(preset="nonsense"), "'nonsense' is unknown"),
+        (Wanted(overrides={"filter": "none"}), "a state needs the filter"),
+        (Wanted(overrides={"self_replay": "task-end"}), "ends of tasks"),
+        (Wanted(size=0), "size must be between 1 and"),
+        (Wanted(channels=2), "channels must be 1"),
+    ],
+)
+def test_a_state_that_cannot_be_is_not_begun(tmp_path, wanted, sentence):
+    with pytest.raises(UserError, match=sentence), Store.writing(tmp_path / "state", wanted):
+        pass
+    assert not (tmp_path / "state").exists()
+
+
+def test_what_a_kill_left_half_written_goes(state):
+    for name in ("learner-0123456789abcdef.safetensors", "learner-x.safetensors.part", "classifier-y.safetensors"):
+        (state / name).write_bytes(b"half")
+    (state / "mine.txt").write_text("keep me")
+    with tiny(state):
+        pass
+    left = {path.name.split("-")[0] for path in state.iterdir()}
+    assert left == {".lock", "state.sqlite", "learner", "mine.txt"} and len(list(state.glob("learner-*"))) == 1
+
+
+def test_tensors_come_back_with_every_bit(state):
+    with tiny(state) as session:
+        current = session.store.current()
+        tensors, again = session.learner.state(), session.store.tensors(current)
+    assert tensors.keys() == again.keys() and all(torch.equal(tensors[n], again[n]) for n in tensors)

@@ -1,0 +1,59 @@
+"""Small images, a learner that takes no time, and all that a state knows."""
+
+import io
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from purereplay.live.items import Item
+from purereplay.live.learning import Session
+from purereplay.live.settings import Wanted
+from purereplay.nets.engine import Engine
+
+TINY = {
+    "delayed_size": "20",
+    "purified_size": "20",
+    "hidden": "16",
+    "projection_size": "8",
+    "expert_epochs": "3",
+    "base_epochs": "2",
+    "finetune_epochs": "2",
+}
+TINY_OPTIONS = [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
+TINY_OPTIONS += ["--device", "cpu"]
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def picture(number: int, label: int = 0, size: int = 6) -> np.ndarray:
+    """A grey image that differs from every other, more so from those of other labels."""
+    noise = np.random.default_rng(number).integers(0, 120, (size, size))
+    noise[label % size] += 100
+    return noise.astype(np.uint8)
+
+
+def items(start: int, stop: int, n_labels: int = 3) -> list[Item]:
+    """A stream: the label of sample i is i modulo n_labels, written out."""
+    return [Item(f"s{i}", f"label {i % n_labels}", png(picture(i, i % n_labels))) for i in range(start, stop)]
+
+
+@contextmanager
+def tiny(folder: Path, **overrides: str) -> Iterator[Session]:
+    with Session.open(folder, Wanted(overrides=TINY | overrides), Engine(torch.device("cpu"))) as session:
+        yield session
+
+
+def fingerprint(folder: Path) -> dict[str, list[tuple]]:
+    """All that a state knows: every table, and the digest of the networks and buffers."""
+    with sqlite3.connect(folder / "state.sqlite") as database:
+        tables = ("facts", "classes", "samples", "decisions", "purified", "learner", "corrections")
+        return {name: database.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in tables}

@@ -1,0 +1,127 @@
+"""docs/your-data.md does what it says: its Python makes the folder, its commands run, its numbers are measured ones."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from purereplay.cli import main
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "your-data.md").read_text()
+RESULTS = ROOT / "results" / "your-data"
+# for the fast test: the same way with little training; a state is begun with these, the other commands take none
+LITTLE = "--device cpu --set expert_epochs=3 --set base_epochs=2 --set finetune_epochs=2"
+CAMERA = """
+import base64, json, pathlib
+for path in sorted(pathlib.Path("digits").rglob("*.png"))[:600]:
+    image = base64.b64encode(path.read_bytes()).decode()
+    print(json.dumps({"id": str(path), "label": path.parent.name, "image": image}))
+"""
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def fixes() -> str:
+    [text] = re.findall(r"```\n(   id,label\n.*?)   ```", TEXT, re.DOTALL)
+    return re.sub("^   ", "", text, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def truth(tmp_path, monkeypatch):
+    """What the document has before its commands, in the present folder; the true labels by file name."""
+    monkeypatch.chdir(tmp_path)
+    [block] = blocks("python")
+    exec(block, {})
+    Path("fixes.csv").write_text(fixes())
+    Path("camera.py").write_text(CAMERA)
+    return {f"{i:04}.png": str(label) for i, label in enumerate(load_digits().target)}
+
+
+def call(commands: str, monkeypatch, capsys) -> str:
+    """Run the lines of a block in this process, each `purereplay … [> file]`; what they print."""
+    printed = ""
+    for line in commands.splitlines():
+        text, _, file = line.partition(" > ")
+        monkeypatch.setattr(sys, "argv", shlex.split(text))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        assert not end.value.code, f"{line}: {err}"
+        if file:
+            Path(file).write_text(out)
+        printed += out
+    return printed
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with Path(name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_command_runs(truth, monkeypatch, capsys):
+    five, pipe = blocks("sh")
+    assert [line.split()[1] for line in five.splitlines()] == ["learn", "status", "audit", "correct", "predict"]
+    out = call(re.sub(r"^(purereplay learn .*)$", rf"\1 {LITTLE}", five, flags=re.MULTILINE), monkeypatch, capsys)
+    assert "taken in: 1,500, known before: 0, judged: 1,500" in out and "labels corrected: 2" in out
+    audit = rows("audit.csv")
+    assert len(audit) == 1500 and list(audit[0]) == re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)
+    assert len(rows("predicted.csv")) == 297
+    assert all(truth[Path(row["id"]).name] == row["label"] for row in rows("fixes.csv"))
+    shell = 'purereplay() { "$PYTHON" -m purereplay.cli "$@"; }; python() { "$PYTHON" "$@"; }; set -euo pipefail\n'
+    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    subprocess.run(["bash", "-c", shell + pipe.replace(" - ", f" - {LITTLE} ")], env=env, check=True, timeout=300)
+    answers = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
+    assert len(answers) == 600 and all(answer["ok"] for answer in answers)
+
+
+@pytest.mark.slow
+def test_the_commands_end_in_an_audit_and_a_classifier_that_are_worth_something(truth, monkeypatch, capsys):
+    call(blocks("sh")[0], monkeypatch, capsys)
+    audit = rows("audit.csv")
+    wrong = np.array([truth[Path(row["id"]).name] != row["given_label"] for row in audit])
+    rejected = np.array([row["decision"] == "rejected" for row in audit])
+    assert wrong[rejected].mean() >= 3 * wrong[~rejected].mean()
+    assert wrong[:100].mean() > 0.9
+    right = [truth[Path(row["image"]).name] == row["label"] for row in rows("predicted.csv")]
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from your_data import plain_replay
+
+    assert np.mean(right) > plain_replay(Path.cwd(), truth, 1, shuffled=False) + 0.2
+
+
+MEASURES = {
+    "wrong labels in the folder": "wrong",
+    "wrong labels among the rejected": "wrong_among_rejected",
+    "wrong labels among the accepted": "wrong_among_accepted",
+    "wrong labels among the first hundred of the audit": "wrong_among_first_100",
+    "true label named, of the wrong ones rejected": "true_label_found",
+    "accuracy on `new`": "accuracy",
+    "accuracy of plain replay": "plain_replay",
+    "accuracy of plain replay, random order": "plain_replay_shuffled",
+}
+
+
+def test_the_numbers_are_those_of_the_result_files():
+    results = [json.loads((RESULTS / f"digits-seed-{seed}.json").read_text()) for seed in (1, 2, 3)]
+    for name, measure in MEASURES.items():
+        values = 100 * np.array([result[measure] for result in results])
+        assert f"| {name} | {values.mean():.1f} ± {values.std(ddof=1):.1f} % |" in TEXT, name
+    mnist = json.loads((RESULTS / "mnist-seed-1.json").read_text())
+    for said in (
+        f"{100 * mnist['wrong_among_rejected']:.1f} % wrong labels among the rejected",
+        f"{100 * mnist['wrong_among_accepted']:.1f} % among the accepted",
+        f"{mnist['seconds']['learn']:.0f} seconds",
+    ):
+        assert said in " ".join(TEXT.split()), said
