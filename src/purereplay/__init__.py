@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from purereplay.data.batch import Batch
     from purereplay.learners.settings import make_spr
     from purereplay.purify.beta_mixture import BetaMixture
+    from purereplay.purify.filter import SelfCenteredFilter
     from purereplay.purify.self_centered import clean_probability
 
 _WHERE = {
     "Batch": "purereplay.data.batch",
     "make_spr": "purereplay.learners.settings",
     "BetaMixture": "purereplay.purify.beta_mixture",
+    "SelfCenteredFilter": "purereplay.purify.filter",
     "clean_probability": "purereplay.purify.self_centered",
 }
 
-__all__ = ["Batch", "BetaMixture", "__version__", "clean_probability", "make_spr"]
+__all__ = ["Batch", "BetaMixture", "SelfCenteredFilter", "__version__", "clean_probability", "make_spr"]
 
 
 def __getattr__(name: str) -> object:
