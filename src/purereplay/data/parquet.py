@@ -39,7 +39,8 @@ def read_parquet(
     labels: list[Any] = []
     ids: list[Any] = []
     try:
-        with arrow.parquet.ParquetFile(path) as file:
+        # a million rows are often one row group: read as it is wanted, not whole
+        with arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False) as file:
             n = file.metadata.num_rows
             columns = choose(file.schema_arrow.names)
             features = np.empty((n, 0), np.float32)
