@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md", "docs/walkthrough.md")]
-DOCUMENTS += [ROOT / "docs" / name for name in ("performance.md", "your-data.md", "estimator.md")]
+DOCUMENTS += [ROOT / "docs" / name for name in ("performance.md", "your-data.md", "estimator.md", "filter.md")]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
@@ -52,6 +52,14 @@ def test_the_readmes_python_runs():
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
     exec(blocks[1], names)
     assert names["p"].shape == (200,) and 0 <= names["p"].min() <= names["p"].max() <= 1
+
+
+def test_the_filters_python_runs():
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "filter.md").read_text(), re.DOTALL)
+    digits = load_digits()
+    names = {"features": digits.data[:200], "labels": digits.target[:200]}
+    exec(block, names)
+    assert names["suspects"].shape == (100,) and names["mask"].shape == (200,) and names["mask"].dtype == bool
 
 
 def test_the_readmes_commands_exist():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from purereplay.estimator import SelfPurifiedClassifier
     from purereplay.learners.settings import make_spr
     from purereplay.purify.beta_mixture import BetaMixture
+    from purereplay.purify.filter import SelfCenteredFilter
     from purereplay.purify.self_centered import clean_probability
 
 _WHERE = {
@@ -22,10 +23,19 @@ _WHERE = {
     "SelfPurifiedClassifier": "purereplay.estimator",
     "make_spr": "purereplay.learners.settings",
     "BetaMixture": "purereplay.purify.beta_mixture",
+    "SelfCenteredFilter": "purereplay.purify.filter",
     "clean_probability": "purereplay.purify.self_centered",
 }
 
-__all__ = ["Batch", "BetaMixture", "SelfPurifiedClassifier", "__version__", "clean_probability", "make_spr"]
+__all__ = [
+    "Batch",
+    "BetaMixture",
+    "SelfCenteredFilter",
+    "SelfPurifiedClassifier",
+    "__version__",
+    "clean_probability",
+    "make_spr",
+]
 
 
 def __getattr__(name: str) -> object:

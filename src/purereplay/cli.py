@@ -14,6 +14,7 @@ from purereplay.errors import UserError
 
 if TYPE_CHECKING:
     from purereplay.evaluate.settings import RunSettings
+    from purereplay.purify.beta_mixture import SmallClass
 
 # what takes long to import is imported by the commands that need it, so that --help answers at once
 
@@ -357,6 +358,46 @@ def demo(
         settings = _resolve("digits", "symmetric", 0.4, "A", learner, "demo", seed, 1.0, "cpu", "float32", {})
         console.run(settings, path, resume=False)
     compare.compare(list(learners), "accuracy", out / "compared.png")
+
+
+@app.command("filter")
+def filter_(
+    features: Annotated[Path, typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet.")],
+    out: Annotated[Path, typer.Option(help="File for the scores: .csv or .parquet.")],
+    columns: Annotated[
+        str | None,
+        typer.Option("--features", help="Array of features, or columns, as in 'f*,size' (default: all)."),
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="Array or column of labels (default: labels or label).")] = None,
+    ids: Annotated[str | None, typer.Option(help="Array or column of names (default: ids or id, if there).")] = None,
+    graphs: Annotated[int, typer.Option(help="Random graphs a class; 0: the similarity graph itself.")] = 5,
+    seed: Annotated[int, typer.Option(help="Fixes graphs, blocks and selection.")] = 0,
+    block_size: Annotated[int, typer.Option(help="Classes with more samples are judged in random blocks.")] = 2048,
+    keep_small: Annotated[
+        bool, typer.Option("--keep-small", help="Classes of fewer than 4 samples get 0.5 instead of 0.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="Classes judged at once (default: all cores, at most 8).")] = None,
+) -> None:
+    """Judge features you bring: a probability of being clean for every sample, high = clean.
+
+    An npz file holds arrays features (n, d), labels (n,) and perhaps ids (n,). A table has a header with a column label
+    and perhaps a column id; all other columns are features. Out comes a row a sample: id (or row), label,
+    clean_probability, centrality, selected. See docs/filter.md.
+
+    Examples:
+
+        purereplay filter features.npz --out scores.csv
+
+        purereplay filter table.parquet --features 'f*' --labels category --ids path --out scores.parquet
+    """
+    from purereplay.purify.filter import SelfCenteredFilter
+    from purereplay.report.filtering import filter_file
+
+    small_class: SmallClass = "keep" if keep_small else "drop"
+    judge = SelfCenteredFilter(
+        n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
+    )
+    filter_file(features, out, judge, features=columns, labels=labels, ids=ids)
 
 
 @app.command()

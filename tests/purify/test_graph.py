@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from purereplay.purify.graph import FLOOR, graph_slices, group_by_size, padded_width, similarity
+from purereplay.purify.graph import (
+    FLOOR,
+    _draw_each,
+    _draw_together,
+    graph_slices,
+    group_by_size,
+    padded_width,
+    similarity,
+)
 
 
 def features_of(n: int, d: int = 16, seed: int = 0) -> torch.Tensor:
@@ -59,6 +67,16 @@ def test_edges_appear_as_often_as_the_similarity_says():
     assert error.max() < 5 * 0.5 / 2000**0.5  # five standard deviations of the widest edge
     off = ~torch.eye(30, dtype=torch.bool)
     assert (share - weights)[off].mean().abs() < 1e-3  # and no bias
+
+
+def test_strips_draw_what_one_large_operation_draws():
+    # on the CPU graphs are drawn in strips of 128 rows, elsewhere all at once
+    for width, sizes in ((16, (1, 2, 3, 16)), (256, (127, 128, 129, 255)), (512, (257, 384, 511))):
+        bars = torch.from_numpy(np.random.default_rng(width).integers(-1, 2**15, (len(sizes), width, width), np.int16))
+        jobs = [(at, size, seed) for at, size in enumerate(sizes) for seed in (5, 6)]
+        for found, plain, (_, size, _) in zip(_draw_each(bars, jobs), _draw_together(bars, jobs), jobs, strict=True):
+            assert torch.equal(found[:size, :size], plain[:size, :size])
+            assert not found[size:].any() and not found[:, size:].any()
 
 
 def test_similarity_0_and_1_are_certain():

@@ -50,16 +50,23 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place and move it in; a full disk leaves nothing behind."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to; what was written is moved in at the end, or removed if that fails."""
     part = path.with_name(path.name + ".part")
     with disk_errors(path):
         try:
-            part.write_bytes(content)
-        except OSError:
+            yield part
+        except BaseException:
             part.unlink(missing_ok=True)
             raise
     move_into_place(part, path)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside its place and move it in; a full disk leaves nothing behind."""
+    with whole_file(path) as part:
+        part.write_bytes(content)
 
 
 @contextmanager

@@ -29,6 +29,9 @@ from purereplay.data.seeds import derive_seed
 FLOOR = 1e-5  # stands for "no edge": the Perron-Frobenius theorem wants positive entries
 MAX_ENTRIES = 2**24  # matrix entries held at once (128 MiB as float64); a single larger graph is still built whole
 _LEVELS = 2**15  # an edge's probability is a multiple of 1/_LEVELS
+_STRIP = 128  # rows drawn at a time; a multiple of 4, as a word has four edges
+_DIAGONAL = np.eye(_STRIP, dtype=bool)
+_BELOW = np.tri(_STRIP, k=-1, dtype=bool)
 
 
 class LabelGroup(NamedTuple):
@@ -89,43 +92,77 @@ def graph_slices(
     (L·E, N, N), label by label, with E = max(n_graphs, 1); padded rows and columns are 0.
     """
     n_each, width = max(n_graphs, 1), group.rows.shape[1]
-    step = max(1, max_entries // width**2)
-    n_jobs = len(group.owners) * n_each
-    for start in range(0, n_jobs, step):
-        jobs = range(start, min(start + step, n_jobs))
-        first, last = jobs[0] // n_each, jobs[-1] // n_each
-        weights = similarity(features[group.rows[first : last + 1]])  # (labels of this slice, N, N)
-        which = torch.tensor([job // n_each - first for job in jobs], device=features.device)
-        if n_graphs:
-            dice = np.zeros((len(jobs), width, width), np.int16)
-            for square, job in zip(dice, jobs, strict=True):
-                (buffer, label), size = group.owners[job // n_each], group.sizes[job // n_each]
-                _roll(square[:size, :size], derive_seed(int(seeds[buffer]), "graph", _name(label), job % n_each))
-            adjacency = _draw(weights, which, torch.from_numpy(dice).to(features.device))
-        else:
-            adjacency = weights.clamp_(min=FLOOR)
-        mask = group.mask[first + which].to(adjacency.dtype)
-        yield adjacency.mul_(mask[:, :, None]).mul_(mask[:, None, :])
+    step = max(1, max_entries // width**2)  # matrices in a slice
+    n_together = max(1, step // n_each)  # labels in a slice; the graphs of one label may also need several
+    for first in range(0, len(group.owners), n_together):
+        owners, sizes = group.owners[first : first + n_together], group.sizes[first : first + n_together]
+        mask = group.mask[first : first + n_together].to(features.dtype)
+        weights = similarity(features[group.rows[first : first + n_together]])  # (labels of this slice, N, N)
+        if not n_graphs:
+            yield weights.clamp_(min=FLOOR).mul_(mask[:, :, None]).mul_(mask[:, None, :])
+            continue
+        # P(dice ≤ t) = (t + 1) / _LEVELS: a weight of 0 never gives an edge, a weight of 1 always does
+        bars = weights.mul_(_LEVELS).round_().sub_(1).to(torch.int16)
+        jobs = [
+            (at, sizes[at], derive_seed(int(seeds[buffer]), "graph", name_of(label), graph))
+            for at, (buffer, label) in enumerate(owners)
+            for graph in range(n_graphs)
+        ]
+        for start in range(0, len(jobs), step):
+            some = jobs[start : start + step]
+            if features.device.type == "cpu":
+                yield _draw_each(bars, some)
+            else:
+                own = mask[[at for at, _, _ in some]]
+                yield _draw_together(bars, some).mul_(own[:, :, None]).mul_(own[:, None, :])
 
 
-def _name(label: Hashable) -> int | str:
+def name_of(label: Hashable) -> int | str:
     """The label as a part of a seed."""
     # True is an int to Python, but would be spelt otherwise in the seed
     return int(label) if isinstance(label, int) else label if isinstance(label, str) else repr(label)
 
 
-def _roll(square: NDArray[np.int16], seed: int) -> None:
-    """Fill (n, n) with uniform integers 0 … _LEVELS - 1, of which only the lower triangle will be looked at."""
-    words = np.random.PCG64(seed).random_raw((square.size + 3) // 4)
-    bits = words.astype("<u8", copy=False).view("<i2")[: square.size]  # four edges a word, whatever the byte order
-    np.bitwise_and(bits.reshape(square.shape), _LEVELS - 1, out=square)
+def _draw_together(bars: Tensor, jobs: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Graphs (r, N, N) in few large operations, as a GPU likes them; the padding is not 0 yet.
 
-
-def _draw(weights: Tensor, which: Tensor, dice: Tensor) -> Tensor:
-    """Binary symmetric matrices (r, N, N) of the `weights[which]`, one triangle drawn and mirrored, zeros → `FLOOR`."""
-    # P(dice ≤ t) = (t + 1) / _LEVELS: a weight of 0 never gives an edge, a weight of 1 always does
-    bar = (weights * _LEVELS).round_().sub_(1).to(torch.int16)
-    triangle = (dice <= bar[which]).tril_(-1).view(torch.uint8)
+    `bars` int16 (L, N, N): an edge is there if its dice show no more than this. Jobs are (place in bars, size, seed).
+    """
+    width = bars.shape[1]
+    dice = np.zeros((len(jobs), width, width), np.int16)
+    for square, (_, size, seed) in zip(dice, jobs, strict=True):
+        square[:size, :size] = _roll(np.random.PCG64(seed), size, size)
+    triangle = torch.from_numpy(dice).to(bars.device) <= bars[[at for at, _, _ in jobs]]
+    triangle = triangle.tril_(-1).view(torch.uint8)
     edges = triangle | triangle.mT
     edges.diagonal(dim1=-2, dim2=-1).fill_(1)
-    return edges.to(weights.dtype).clamp_(min=FLOOR)
+    return edges.to(torch.float64).clamp_(min=FLOOR)
+
+
+def _draw_each(bars: Tensor, jobs: Sequence[tuple[int, int, int]]) -> Tensor:
+    """The same graphs, padded with 0, in strips of rows that stay in a CPU's cache until they are done."""
+    graphs = np.zeros((len(jobs), *bars.shape[1:]))  # numpy asks for huge pages, PyTorch does not
+    for graph, (at, size, seed) in zip(graphs, jobs, strict=True):
+        bar, generator = bars[at].numpy(), np.random.PCG64(seed)
+        for top in range(0, size, _STRIP):
+            bottom = min(top + _STRIP, size)
+            drawn = _roll(generator, bottom - top, size)[:, :bottom] <= bar[top:bottom, :bottom]
+            corner = drawn[:, top:]  # where the strip meets the diagonal
+            corner &= _BELOW[: len(corner), : len(corner)]
+            corner |= corner.T | _DIAGONAL[: len(corner), : len(corner)]
+            strip = drawn.astype(np.float64)
+            np.maximum(strip, FLOOR, out=strip)
+            graph[top:bottom, :bottom] = strip
+            graph[:top, top:bottom] = strip[:, :top].T
+    return torch.from_numpy(graphs)
+
+
+def _roll(generator: np.random.PCG64, n_rows: int, size: int) -> NDArray[np.int16]:
+    """The next rows of a graph's dice: uniform integers 0 … _LEVELS - 1, (n_rows, size), four a word.
+
+    `n_rows` must be a multiple of 4 unless these are the last rows. Only the lower triangle will be looked at.
+    """
+    words = generator.random_raw((n_rows * size + 3) // 4)
+    bits = words.astype("<u8", copy=False).view("<i2")[: n_rows * size]  # whatever the byte order
+    rolled: NDArray[np.int16] = np.bitwise_and(bits, _LEVELS - 1, dtype=np.int16).reshape(n_rows, size)
+    return rolled

@@ -129,7 +129,7 @@ def judge_many(
     if not features:
         return []
     values, starts = _checked_features(features, device)
-    members = [_checked_members(own, *place) for own, place in zip(labels, pairwise(starts), strict=True)]
+    members = [members_of(own, *place) for own, place in zip(labels, pairwise(starts), strict=True)]
     probability, centrality = values.new_empty(len(values)), values.new_empty(len(values))
     reports: dict[tuple[int, Hashable], LabelFit] = {}
     for group in group_by_size(members, values.device):
@@ -203,7 +203,7 @@ def _matrix(features: NDArray[Any] | Tensor) -> Tensor:
     return values
 
 
-def _checked_members(labels: ArrayLike | Tensor, start: int, stop: int) -> dict[Hashable, list[int]]:
+def members_of(labels: ArrayLike | Tensor, start: int, stop: int) -> dict[Hashable, list[int]]:
     """Rows of every label of the buffer in rows start … stop - 1, in order of first appearance."""
     members: dict[Hashable, list[int]] = {}
     n = stop - start

@@ -1,0 +1,245 @@
+"""Files of features and given labels, for the filter on its own: from a path to arrays, with errors that name the item.
+
+- `.npz`: arrays `features` (n, d) and `labels` (n,), and `ids` (n,) if there are names; never unpickled. Features keep
+  their type.
+- `.csv`: a header, a column `label`, perhaps a column `id`; all other columns are features, read as float32.
+- `.parquet`: the same columns, or the features as one column of lists; needs pyarrow.
+
+Other names can be asked for. A label is the same in every kind of file: text without blanks around it, and whole
+numbers (7, "7", 7.0) are numbers.
+"""
+
+import csv
+import re
+import zipfile
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.data.parquet import Columns, read_parquet
+from purereplay.errors import UserError
+
+Progress = Callable[[int, int], None]  # how much was read, of how much
+
+SUFFIXES = (".npz", ".csv", ".parquet")
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_LINES = 4096  # of a CSV file parsed at a time
+
+
+class FeatureTable(NamedTuple):
+    """What a file says about n samples."""
+
+    features: NDArray[Any]  # (n, d), finite
+    labels: NDArray[Any]  # objects (n,): int, str or whatever the file has; none is missing
+    ids: list[Hashable] | None  # n different names, where the file has them
+
+
+def read_features(
+    path: Path,
+    *,
+    features: str | None = None,
+    labels: str | None = None,
+    ids: str | None = None,
+    progress: Progress | None = None,
+) -> FeatureTable:
+    """The features, labels and ids in `path`, checked.
+
+    `features`, `labels` and `ids` name the arrays or columns, if they are not called as above; for columns of features
+    a list with commas, in which `*` and `?` stand for any characters.
+    """
+    kind = path.suffix.lower()
+    if kind not in SUFFIXES:
+        raise UserError(f"{path} is none of the kinds of file that can be read: {', '.join(SUFFIXES)}.")
+    with _reading(path):
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise UserError(f"{path} is empty.")
+        if kind == ".npz":
+            return _checked(path, *_read_npz(path, features or "features", labels, ids), lambda row: f"row {row}")
+
+        def choose(names: list[str]) -> Columns:
+            return _columns(path, names, features or "*", labels, ids)
+
+        if kind == ".parquet":
+            return _checked(path, *read_parquet(path, choose, progress), lambda row: f"row {row}")
+        values, names, own, lines = _read_csv(path, choose, progress)
+        return _checked(path, values, names, own, lambda row: f"line {lines[row]}")
+
+
+def first_not_finite(features: NDArray[Any]) -> int | None:
+    """The first row of (n, d) that holds NaN or infinity, if there is one."""
+    step = max(1, 2**22 // max(1, features.shape[1]))  # a mask of all entries would be a quarter of the features
+    for start in range(0, len(features), step):
+        finite = np.isfinite(features[start : start + step]).all(1)
+        if not finite.all():
+            return start + int(np.flatnonzero(~finite)[0])
+    return None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what a missing or forbidden file, or one of bytes, raises into a sentence."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8 (byte {error.start} of what was being read).") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _read_npz(
+    path: Path, features: str, labels: str | None, ids: str | None
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is cut off, damaged, or not an npz file.")
+    what = str(path)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            own_labels = labels or _first_of(arrays.files, ("labels", "label")) or "labels"
+            own_ids = ids or _first_of(arrays.files, ("ids", "id"))
+            known, found = ", ".join(arrays.files) or "none", list[Any]()
+            for name in (features, own_labels, own_ids):
+                if name is not None and name not in arrays:
+                    raise UserError(f"{path} has no array {name!r}; its arrays are: {known}.")
+                what = f"The array {name!r} in {path}"
+                found.append(None if name is None else arrays[name])
+        return found[0], found[1], found[2]
+    except (UserError, MemoryError, OSError):
+        raise
+    except Exception as error:  # a damaged file can raise nearly anything; none of it has run foreign code
+        if "Object arrays" in str(error):
+            raise UserError(f"{what} holds Python objects, which are not unpickled: save numbers or text.") from None
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UserError(f"{what} is cut off or damaged: {reason}.") from error
+
+
+def _read_csv(
+    path: Path, choose: Callable[[list[str]], Columns], progress: Progress | None
+) -> tuple[NDArray[np.float32], list[str], list[str] | None, NDArray[np.int64]]:
+    """Features, labels, ids, and the line on which each sample ends."""
+    size = path.stat().st_size
+    features: list[NDArray[np.float32]] = []
+    labels: list[str] = []
+    ids: list[str] = []
+    lines: list[int] = []
+    with path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+        table = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(table, [])]
+            columns = choose(header)
+            places = [header.index(name) for name in columns.features]
+            neighbours = places == list(range(places[0], places[-1] + 1))
+            whole = slice(places[0], places[-1] + 1) if neighbours else None  # twice as fast
+            label, name = header.index(columns.labels), header.index(columns.ids) if columns.ids else None
+            while rows := [(table.line_num, row) for row in islice(table, _LINES)]:
+                rows = [(line, row) for line, row in rows if row]  # blank lines are none
+                for line, row in rows:
+                    if len(row) != len(header):
+                        raise UserError(f"Line {line} of {path} has {len(row)} cells, but the header {len(header)}.")
+                cells = [row[whole] if whole else [row[place] for place in places] for _, row in rows]
+                features.append(_numbers(path, cells, [line for line, _ in rows], columns.features))
+                labels += [row[label] for _, row in rows]
+                ids += [row[name] for _, row in rows] if name is not None else []
+                lines += [line for line, _ in rows]
+                if progress:
+                    progress(raw.tell(), size)
+        except csv.Error as error:
+            raise UserError(f"Line {table.line_num} of {path} cannot be read: {error}.") from error
+    found = np.concatenate(features) if features else np.empty((0, len(places)), np.float32)
+    return found, labels, ids if name is not None else None, np.array(lines)
+
+
+def _numbers(path: Path, cells: list[list[str]], lines: list[int], names: Sequence[str]) -> NDArray[np.float32]:
+    """Cells (n, d) as numbers; UserError that names line and column of the first that is none."""
+    try:
+        values = np.array(cells, dtype=np.float64).reshape(len(cells), len(names))
+    except ValueError:
+        for line, row in zip(lines, cells, strict=True):
+            for name, cell in zip(names, row, strict=True):
+                try:
+                    float(cell)
+                except ValueError:
+                    where = f"Line {line} of {path}, column {name!r}"
+                    raise UserError(f"{where}: {cell[:80]!r} is not a number.") from None
+        raise
+    with np.errstate(over="ignore"):  # infinity is found, and named, later
+        return values.astype(np.float32)
+
+
+def _columns(path: Path, names: list[str], features: str, labels: str | None, ids: str | None) -> Columns:
+    """Which columns of a table are what."""
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise UserError(f"{path} has two columns {twice!r}.")
+    known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    own_label, own_id = labels or _first_of(names, ("label", "labels")), ids or _first_of(names, ("id", "ids"))
+    for name, option in ((own_label or "label", "--labels"), (own_id, "--ids")):
+        if name is not None and name not in names:
+            raise UserError(f"{path} has no column {name!r} ({option}); its columns are: {known}.")
+    patterns = [pattern.strip() for pattern in features.split(",")]
+    chosen = [n for n in names if n not in (own_label, own_id) and any(fnmatchcase(n, p) for p in patterns)]
+    if not chosen:
+        raise UserError(f"{path} has no columns of features ({features!r}); its columns are: {known}.")
+    return Columns(chosen, own_label or "label", own_id)
+
+
+def _first_of(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    return next((name for name in wanted if name in names), None)
+
+
+def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: Callable[[int], str]) -> FeatureTable:
+    """The table, if it is sound; `place` says where a row is in the file."""
+    if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
+        kind = f"{features.dtype} of shape {features.shape}"
+        raise UserError(f"The features in {path} are {kind}, but must be (n, d) real numbers with n, d ≥ 1.")
+    n = len(features)
+    for what, column in (("labels", labels), ("ids", ids)):
+        shape = np.shape(column) if isinstance(column, np.ndarray) else (n if column is None else len(column),)
+        if shape != (n,):
+            raise UserError(f"The {what} in {path} have shape {shape}, but {n} samples need ({n},).")
+    if (row := first_not_finite(features)) is not None:
+        raise UserError(f"The features on {place(row)} of {path} hold NaN or infinity.")
+    names = None if ids is None else _tidy(path, "id", ids, place)
+    if names is not None and len(set(names)) < n:
+        seen: dict[Hashable, int] = {}
+        for row, name in enumerate(names):
+            if name in seen:
+                raise UserError(f"The id {name!r} is on {place(seen[name])} and on {place(row)} of {path}.")
+            seen[name] = row
+    tidied = np.empty(n, dtype=object)
+    tidied[:] = _tidy(path, "label", labels, place)
+    return FeatureTable(features, tidied, names)
+
+
+def _tidy(path: Path, what: str, values: Any, place: Callable[[int], str]) -> list[Hashable]:
+    """Values as they are called in every kind of file; UserError for a missing one."""
+    known: dict[Hashable, Hashable] = {}
+    tidied: list[Hashable] = []
+    for row, value in enumerate(values.tolist() if isinstance(values, np.ndarray) else values):
+        if not isinstance(value, Hashable):
+            raise UserError(f"The {what} on {place(row)} of {path} is neither a name nor a number.")
+        if value not in known:
+            known[value] = _name(value)
+        if known[value] is None:
+            raise UserError(f"The {what} on {place(row)} of {path} is missing or empty.")
+        tidied.append(known[value])
+    return tidied
+
+
+def _name(value: Any) -> Hashable:
+    """A label or id by its plain name; None if it is missing."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, str):
+        value = value.strip()
+        return int(value) if _WHOLE.fullmatch(value) else value or None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value if value == value else None
+    return value if value is None or isinstance(value, int) else str(value)

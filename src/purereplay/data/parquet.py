@@ -1,0 +1,108 @@
+"""Parquet files, through pyarrow, which is optional: tables of features in, tables of scores out."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.errors import UserError
+
+_ROWS = 8192  # converted at a time
+
+
+class Columns(NamedTuple):
+    """Which columns of a table are what."""
+
+    features: list[str]
+    labels: str
+    ids: str | None
+
+
+def pyarrow_for(path: Path) -> Any:
+    """pyarrow with its modules for parquet, or a sentence that says why `path` needs it."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{path} needs pyarrow, which is not installed: install purereplay[parquet].") from None
+    return pyarrow
+
+
+def read_parquet(
+    path: Path, choose: Callable[[list[str]], Columns], progress: Callable[[int, int], None] | None
+) -> tuple[NDArray[np.float32], list[Any], list[Any] | None]:
+    """Features (n, d), labels and ids of the columns that `choose` picks from the names of all; nothing becomes NaN."""
+    arrow = pyarrow_for(path)
+    labels: list[Any] = []
+    ids: list[Any] = []
+    try:
+        # a million rows are often one row group: read as it is wanted, not whole
+        with arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False) as file:
+            n = file.metadata.num_rows
+            columns = choose(file.schema_arrow.names)
+            features = np.empty((n, 0), np.float32)
+            wanted = [*columns.features, columns.labels, *([columns.ids] if columns.ids else [])]
+            for batch in file.iter_batches(_ROWS, columns=wanted):
+                part = _matrix(arrow, path, batch, columns.features, len(labels))
+                if not labels:
+                    features = np.empty((n, part.shape[1]), np.float32)
+                if part.shape[1] != features.shape[1]:
+                    raise _uneven(path, len(labels), part.shape[1], features.shape[1])
+                features[len(labels) : len(labels) + len(part)] = part
+                labels += batch.column(columns.labels).to_pylist()
+                ids += batch.column(columns.ids).to_pylist() if columns.ids else []
+                if progress:
+                    progress(len(labels), n)
+    except (arrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UserError(f"{path} is cut off, damaged, or not a parquet file: {reason}.") from error
+    return features, labels, ids if columns.ids else None
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any], *, to: Path) -> None:
+    """A table of equally long columns, meant for `path`, written `to` a file."""
+    arrow = pyarrow_for(path)
+    table = arrow.table({name: _column(arrow, values) for name, values in columns.items()})
+    arrow.parquet.write_table(table, to)
+
+
+def _matrix(arrow: Any, path: Path, batch: Any, names: list[str], first: int) -> NDArray[np.float32]:
+    """A batch's features (n, d): columns of numbers, or one column of lists of them; `first` is its first row."""
+    types = arrow.types
+    kind = batch.schema.field(names[0]).type
+    if len(names) == 1 and (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        lists = batch.column(names[0])
+        lengths = arrow.compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(lengths != lengths[0])[:1]:
+            raise _uneven(path, first + row, lengths[row], lengths[0])
+        _check_numbers(types, path, names[0], kind.value_type)
+        return _float32(lists.flatten()).reshape(len(lists), -1)
+    for name in names:
+        _check_numbers(types, path, name, batch.schema.field(name).type)
+    return np.stack([_float32(batch.column(name)) for name in names], 1)
+
+
+def _uneven(path: Path, row: int, n: int, n_before: int) -> UserError:
+    return UserError(f"The features on row {row} of {path} are {n} numbers, but those before it {n_before}.")
+
+
+def _check_numbers(types: Any, path: Path, name: str, kind: Any) -> None:
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise UserError(f"The column {name!r} of {path} holds {kind}, not numbers: choose columns by --features.")
+
+
+def _float32(column: Any) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # infinity is found, and named, later
+        values: NDArray[np.float32] = column.to_numpy(zero_copy_only=False).astype(np.float32)
+    return values
+
+
+def _column(arrow: Any, values: Any) -> Any:
+    """Names of several kinds become text."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return arrow.array(values)
+    kinds = {type(value) for value in values}
+    return arrow.array(list(values) if len(kinds) == 1 and kinds <= {int, str} else [str(value) for value in values])

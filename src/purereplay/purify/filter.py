@@ -1,0 +1,213 @@
+"""The Self-Centered filter on its own, for any number of samples: classes are judged a few at a time.
+
+In: features (n, d) and given labels (n,), for example from a network of one's own. Out: a clean probability and a
+centrality for every sample (high = clean), as `self_centered.judge` gives them for one buffer. Large classes are judged
+in blocks, by the rule in `blocks`; so memory and time a sample are bounded whatever the classes are.
+
+Nothing a class gets depends on the other classes, on their order, or on the number of threads, to the last bit: every
+thread computes a batch of blocks alone, and random numbers are named by (seed, label, block, graph). A class that is
+one block gets what `judge` gives it. Within a class, the order of the samples matters as another seed does: it decides
+who gets which dice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from torch import Tensor
+
+from purereplay.data.features import first_not_finite
+from purereplay.data.seeds import derive_seed
+from purereplay.errors import UserError
+from purereplay.purify.beta_mixture import Lookup as Posterior
+from purereplay.purify.beta_mixture import Scaling, SmallClass
+from purereplay.purify.blocks import Block, batches, cut
+from purereplay.purify.graph import name_of
+from purereplay.purify.self_centered import judge_many, members_of, select
+
+Watch = Callable[[int, int], None]  # work done, of how much: in steps to which the time is proportional
+
+_ENTRIES = 2**23  # of graphs that a thread holds at once (64 MiB); a single larger graph is still built whole
+_MAX_THREADS = 8  # unless asked for more: each needs about 0.2 GB at blocks of 2,048
+_ALONE = threading.Lock()  # PyTorch's number of threads belongs to the process
+
+
+class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A probability of being clean for every sample, in memory that does not grow with the number of classes.
+
+    Options, stored as they are: `n_graphs` stochastic graphs a class (0 or None: the similarity graph itself); `seed`;
+    `small_class`, `scaling`, `posterior` and `n_iter` as in `beta_mixture`; `block_size`, the most samples that are
+    compared with each other; `n_jobs` threads (None: as many as PyTorch has, at most 8).
+
+    After `fit`: `clean_probability_` float64 (n,) in [0, 1], high = clean; `centrality_` float64 (n,) > 0, high =
+    central, 1 is the root mean square within a block and graph; `classes_` (k,), in their order where they have one;
+    for each of them `class_sizes_`, `n_blocks_`, and `converged_`: whether each of its centralities and mixtures did
+    (with the default of ten steps many mixtures of large classes do not, and are used all the same);
+    `n_features_in_`.
+    """
+
+    clean_probability_: NDArray[np.float64]
+    centrality_: NDArray[np.float64]
+    classes_: NDArray[Any]
+    class_sizes_: NDArray[np.int64]
+    n_blocks_: NDArray[np.int64]
+    converged_: NDArray[np.bool_]
+    n_features_in_: int
+
+    def __init__(
+        self,
+        *,
+        n_graphs: int | None = 5,
+        seed: int = 0,
+        small_class: SmallClass = "drop",
+        scaling: Scaling = "trimmed",
+        posterior: Posterior = "exact",
+        n_iter: int = 10,
+        block_size: int = 2048,
+        n_jobs: int | None = None,
+    ) -> None:
+        self.n_graphs = n_graphs
+        self.seed = seed
+        self.small_class = small_class
+        self.scaling = scaling
+        self.posterior = posterior
+        self.n_iter = n_iter
+        self.block_size = block_size
+        self.n_jobs = n_jobs
+
+    def fit(self, features: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, watch: Watch | None = None) -> Self:
+        """Judge features (n, d), real and finite, with given labels (n,) of any hashable kind, none of them missing.
+
+        Features stay in the type they come in (and a memory map on disk); what is computed is float64. `watch` is told
+        how far it is.
+        """
+        if self.n_jobs is not None and self.n_jobs < 1:
+            raise UserError(f"n_jobs is {self.n_jobs}, but must be at least 1.")
+        values = _checked_matrix(features)
+        members = _checked_classes(labels, len(values))
+        cuts = {label: cut(label, rows, self.block_size, int(self.seed)) for label, rows in members.items()}
+        probability, centrality = np.empty(len(values)), np.empty(len(values))
+        blocks = [block for own in cuts.values() for block in own]
+        converged = self._judge(blocks, values, probability, centrality, watch)
+        self.clean_probability_, self.centrality_ = probability, centrality
+        self.classes_ = _like(labels, list(members))
+        self.class_sizes_ = np.array([len(rows) for rows in members.values()])
+        self.n_blocks_ = np.array([len(own) for own in cuts.values()])
+        self.converged_ = np.array([converged[label] for label in members])
+        self.n_features_in_ = values.shape[1]
+        self._members = members
+        return self
+
+    def select(self, seed: int | None = None) -> NDArray[np.bool_]:
+        """Who passes: a bool mask (n,), each True with its own clean probability; `seed` None is the filter's own.
+
+        The dice of a class, too, depend on no other class.
+        """
+        if not hasattr(self, "clean_probability_"):
+            raise UserError("The filter must be fitted before it can select.")
+        mask = np.empty(len(self.clean_probability_), dtype=bool)
+        for label, rows in self._members.items():
+            own = derive_seed(int(self.seed if seed is None else seed), "class", name_of(label))
+            mask[rows] = select(self.clean_probability_[rows], own)
+        return mask
+
+    def _judge(
+        self,
+        blocks: Sequence[Block],
+        features: NDArray[Any],
+        probability: NDArray[np.float64],
+        centrality: NDArray[np.float64],
+        watch: Watch | None,
+    ) -> dict[Hashable, bool]:
+        """Fill in probability and centrality (n,); say of which classes all fits converged."""
+
+        def judge_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
+            verdicts = judge_many(
+                [features[block.rows] for block in batch],
+                [_repeated(block.label, len(block.rows)) for block in batch],
+                self.n_graphs,
+                [block.seed for block in batch],
+                small_class=self.small_class,
+                scaling=self.scaling,
+                posterior=self.posterior,
+                n_iter=self.n_iter,
+                max_entries=_ENTRIES,
+            )
+            for block, verdict in zip(batch, verdicts, strict=True):
+                probability[block.rows], centrality[block.rows] = verdict.clean_probability, verdict.centrality
+            fits = [verdict.fits[0] for verdict in verdicts]
+            return [(fit.label, all(fit.converged) and all(fit.central)) for fit in fits]
+
+        work = list(batches(blocks, int(self.n_graphs or 0), features.shape[1], _ENTRIES // 2))
+        converged: dict[Hashable, bool] = {}
+        done, total = 0, sum(amount for _, amount in work)
+        with _ALONE:
+            n_before = torch.get_num_threads()
+            torch.set_num_threads(1)  # the pool's threads are born with it
+            pool = ThreadPoolExecutor(self.n_jobs or min(n_before, _MAX_THREADS))
+            try:
+                waiting = {pool.submit(judge_batch, batch): amount for batch, amount in work}
+                for finished in as_completed(waiting):
+                    for label, fine in finished.result():
+                        converged[label] = converged.get(label, True) and fine
+                    done += waiting[finished]
+                    if watch:
+                        watch(done, total)
+            finally:
+                pool.shutdown(cancel_futures=True)
+                torch.set_num_threads(n_before)
+        return converged
+
+
+def _checked_matrix(features: ArrayLike | Tensor) -> NDArray[Any]:
+    """Features as an array (n, d) of the type they come in; UserError for what is not a finite matrix."""
+    try:
+        if isinstance(features, Tensor):
+            values = features.detach().cpu()
+            array: NDArray[Any] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        else:
+            array = np.asarray(features)
+            array = array if array.dtype.kind in "fiubc" else array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise UserError("Features must be a matrix of numbers, one row a sample.") from None
+    if array.ndim != 2 or array.dtype.kind == "c" or 0 in array.shape:
+        raise UserError(f"Features have shape {array.shape}, but must be (n, d) real numbers with n, d ≥ 1.")
+    if (row := first_not_finite(array)) is not None:
+        raise UserError(f"Features of row {row} hold NaN or infinity.")
+    return array
+
+
+def _checked_classes(labels: ArrayLike | Tensor, n: int) -> dict[Hashable, NDArray[np.int64]]:
+    """The rows of every class, ascending; classes in their order, or as they appear where they have none."""
+    members = members_of(labels, 0, n)
+    for label, rows in members.items():
+        # NaN is the one value that is not itself
+        if label is None or label != label or (isinstance(label, str | bytes) and not label.strip()):
+            raise UserError(f"The label of row {rows[0]} is missing or empty.")
+    try:
+        names = sorted(members)  # type: ignore[type-var]
+    except TypeError:
+        names = list(members)
+    return {label: np.array(members[label]) for label in names}
+
+
+def _like(labels: ArrayLike | Tensor, names: list[Hashable]) -> NDArray[Any]:
+    """Names (k,) as an array of the labels' type."""
+    kind = (labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)).dtype
+    array = np.empty(len(names), dtype=object)
+    for i, name in enumerate(names):  # one by one, as a name may be a tuple
+        array[i] = name
+    return array.astype(kind)
+
+
+def _repeated(label: Hashable, n: int) -> NDArray[Any]:
+    labels = np.empty(n, dtype=object)
+    labels.fill(label)
+    return labels

@@ -1,0 +1,81 @@
+"""The filter as a command: a file of features in, a file of scores out, with progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from purereplay.data.features import read_features
+from purereplay.data.scores import check_place, write_scores
+from purereplay.purify.beta_mixture import MIN_SAMPLES
+from purereplay.purify.filter import SelfCenteredFilter
+from purereplay.report.progress import duration, out, percent, progress_bars
+
+
+def filter_file(
+    source: Path,
+    destination: Path,
+    judge: SelfCenteredFilter,
+    *,
+    features: str | None = None,
+    labels: str | None = None,
+    ids: str | None = None,
+) -> None:
+    """Judge the samples in `source`, write a row for each to `destination`, and show what came out.
+
+    `features`, `labels` and `ids` name arrays or columns, as in `read_features`.
+    """
+    check_place(destination, source)
+    started = time.monotonic()
+    with progress_bars() as bars:
+        table = read_features(
+            source, features=features, labels=labels, ids=ids, progress=timed_bar(bars, f"reading {source.name}")
+        )
+        n, d = table.features.shape
+        bars.print(f"{n:,} samples with {d:,} features each")
+        judge.fit(table.features, table.labels, watch=timed_bar(bars, "judging"))
+        selected = judge.select()
+        bars.add_task(f"writing {destination.name}", total=None, what="")
+        columns = {
+            **({"id": table.ids} if table.ids is not None else {"row": np.arange(n)}),
+            "label": table.labels,
+            "clean_probability": judge.clean_probability_,
+            "centrality": judge.centrality_,
+            "selected": selected,
+        }
+        write_scores(destination, columns)
+    shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    n_small = int((judge.class_sizes_ < MIN_SAMPLES).sum())
+    n_cut = int((judge.n_blocks_ > 1).sum())
+    small = f", {n_small:,} of them with fewer than {MIN_SAMPLES} samples ({judge.small_class})" if n_small else ""
+    shown.add_row("classes", f"{len(judge.classes_):,}{small}")
+    if n_cut:
+        shown.add_row("", f"{n_cut:,} with more than {judge.block_size:,} samples, judged in blocks")
+    shown.add_row("mean clean probability", percent(float(judge.clean_probability_.mean())))
+    shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
+    shown.add_row("time", duration(time.monotonic() - started))
+    out.print(shown)
+    out.print(f"in [bold]{destination}[/bold]")
+
+
+def timed_bar(bars: Progress, name: str) -> Callable[[int, int], None]:
+    """A bar that says how much of the work is done and how long the rest will take; a line now and then in a log."""
+    task = bars.add_task(name, total=None, what="")
+    started = said = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        left = (now - started) / done * (total - done) if done else 0.0
+        what = f"{done / total:.0%}, {duration(left)} left" if done < total else "done"
+        bars.update(task, completed=done, total=total, what=what)
+        if not out.is_terminal and now - said > 30:
+            said = now
+            bars.print(f"{name} {what}")
+
+    return show

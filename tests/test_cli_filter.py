@@ -1,0 +1,133 @@
+"""`purereplay filter` as a person calls it, in processes of its own."""
+
+import csv
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from purereplay import SelfCenteredFilter
+from purereplay.cli import main
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def run(*arguments: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "purereplay.cli", "filter", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **options)
+
+
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(4, size=300)
+    labels[:2] = 9
+    return (rng.normal(size=(300, 8)) + rng.normal(size=(10, 8))[labels]).astype(np.float32), labels
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """The same in this process, which is faster: the exit code."""
+    monkeypatch.setattr(sys, "argv", ["purereplay", "filter", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_features_in_probabilities_out(tmp_path: Path):
+    features, labels = samples()
+    np.savez(tmp_path / "features.npz", features=features, labels=labels)
+    done = run(tmp_path / "features.npz", "--out", tmp_path / "scores.csv", "--seed", "3", "--block-size", "40")
+    assert done.returncode == 0, done.stderr
+    assert "300 samples with 8 features each" in done.stdout and "scores.csv" in done.stdout
+    assert "5, 1 of them with fewer than 4 samples (drop)" in done.stdout and "judged in blocks" in done.stdout
+    expected = SelfCenteredFilter(seed=3, block_size=40).fit(features, labels)
+    rows = rows_of(tmp_path / "scores.csv")
+    assert list(rows[0]) == ["row", "label", "clean_probability", "centrality", "selected"]
+    assert [int(row["row"]) for row in rows] == list(range(300))
+    assert [int(row["label"]) for row in rows] == labels.tolist()
+    assert [float(row["clean_probability"]) for row in rows] == expected.clean_probability_.tolist()
+    assert [float(row["centrality"]) for row in rows] == expected.centrality_.tolist()
+    assert [row["selected"] == "true" for row in rows] == expected.select().tolist()
+    assert f"selected                {expected.select().sum()}" in done.stdout
+
+
+def test_a_table_with_names_gets_the_same_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    features, labels = samples()
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "kind", *(f"f{i}" for i in range(8)), "note"])
+        for i, (label, own) in enumerate(zip(labels, features.tolist(), strict=True)):
+            table.writerow([f"{i}.png", label, *own, "-"])
+    (tmp_path / "scores.csv").write_text("an earlier file")
+    options = ["--features", "f*", "--labels", "kind", "--ids", "path", "--threads", "2"]
+    assert called(monkeypatch, tmp_path / "table.csv", "--out", tmp_path / "scores.csv", *options) == 0
+    rows = rows_of(tmp_path / "scores.csv")
+    assert [row["id"] for row in rows] == [f"{i}.png" for i in range(300)]
+    expected = SelfCenteredFilter().fit(features, labels).clean_probability_
+    assert [float(row["clean_probability"]) for row in rows] == expected.tolist()
+
+
+def test_small_classes_can_be_kept_and_graphs_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    features, labels = samples()
+    np.savez(tmp_path / "features.npz", features=features, labels=labels)
+    options = ["--out", tmp_path / "kept.csv", "--keep-small", "--graphs", "0"]
+    assert called(monkeypatch, tmp_path / "features.npz", *options) == 0
+    found = [float(row["clean_probability"]) for row in rows_of(tmp_path / "kept.csv")]
+    expected = SelfCenteredFilter(n_graphs=0, small_class="keep").fit(features, labels)
+    assert found == expected.clean_probability_.tolist() and found[:2] == [0.5, 0.5]
+
+
+def test_parquet_in_and_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    features, labels = samples()
+    columns = {"embedding": features.tolist(), "label": labels, "id": [f"n{i}" for i in range(300)]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "features.parquet")
+    assert called(monkeypatch, tmp_path / "features.parquet", "--out", tmp_path / "scores.parquet") == 0
+    table = pyarrow.parquet.read_table(tmp_path / "scores.parquet").to_pydict()
+    assert list(table) == ["id", "label", "clean_probability", "centrality", "selected"]
+    assert table["clean_probability"] == SelfCenteredFilter().fit(features, labels).clean_probability_.tolist()
+    assert table["id"] == columns["id"] and table["label"] == labels.tolist()
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # stands for a full disk
+
+
+def test_errors_are_one_sentence_and_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    features, labels = samples()
+    np.savez(tmp_path / "good.npz", features=features, labels=labels)
+    features[17, 2] = np.nan
+    np.savez(tmp_path / "nan.npz", features=features, labels=labels)
+    before = sorted(tmp_path.iterdir())
+    for source, out, options, words in (
+        ("nan.npz", "s.csv", [], "row 17 of"),
+        ("none.npz", "s.csv", [], "none.npz cannot be read"),
+        ("good.npz", "s.csv", ["--features", "x"], "no array 'x'"),
+        ("good.npz", "no/s.csv", [], "there is no folder"),
+        ("good.npz", "s.csv", ["--block-size", "3"], "block_size is 3"),
+        ("good.npz", "s.csv", ["--graphs", "-2"], "n_graphs is -2"),
+    ):
+        assert called(monkeypatch, tmp_path / source, "--out", tmp_path / out, *options) == 2
+        said = capsys.readouterr().err
+        assert words in said and len(said.strip().splitlines()) == 1 and "Traceback" not in said
+    (tmp_path / "s.csv").write_text("old")
+    full = run(tmp_path / "good.npz", "--out", tmp_path / "s.csv", preexec_fn=limit_files)
+    assert full.returncode == 2 and "s.csv cannot be written: File too large." in full.stderr
+    assert (tmp_path / "s.csv").read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "s.csv"])
+
+
+def test_help_has_examples():
+    done = run("--help")
+    assert done.returncode == 0 and "Examples" in done.stdout and "high = clean" in done.stdout
