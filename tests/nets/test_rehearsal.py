@@ -42,6 +42,8 @@ def by_hand(one: Job, choose=lambda state, index, rate: index) -> dict[str, torc
         F.cross_entropy(logits, one.labels[chosen]).backward()
         if recipe.clip is not None:
             torch.nn.utils.clip_grad_value_(parameters, recipe.clip)
+        if recipe.clip_norm is not None:
+            assert torch.nn.utils.clip_grad_norm_(parameters, recipe.clip_norm) > recipe.clip_norm
         optimizer.step()
     return {n: t[0].detach() for n, t in state.items()}
 
@@ -52,6 +54,7 @@ def by_hand(one: Job, choose=lambda state, index, rate: index) -> dict[str, torc
         Rehearsal(6, optimizer="sgd"),
         Rehearsal(6, optimizer="sgd", momentum=0.9, weight_decay=1e-2),
         Rehearsal(6, optimizer="adam", clip=1e-2),
+        Rehearsal(6, optimizer="sgd", clip_norm=0.05),
     ],
 )
 def test_listed_batches_are_trained_on(recipe):

@@ -33,6 +33,7 @@ class Training:
     least_rate: float | None = None  # where a cosine with restarts ends (SGDR: T_0 = 1, T_mult = 2); None: constant
     momentum: float = 0.9
     weight_decay: float = 1e-6
+    clip_norm: float | None = None  # length that a gradient has at most
     cutmix: float = 0.0  # probability; with a technique there is none: its loss is for one label a sample
     technique: Technique | None = None  # in the place of cross-entropy
 
@@ -107,7 +108,15 @@ class FromScratch(Learner):
         per_epoch = held.n // size
         orders = [dice.permutation(held.n)[: per_epoch * size] for _ in range(how.epochs)]
         labels, extra = held.labels.to(self.engine.device), dict(self.constants)
-        recipe = Rehearsal(size, "sgd", how.momentum, how.weight_decay, cutmix=how.cutmix, epoch_steps=per_epoch)
+        recipe = Rehearsal(
+            size,
+            "sgd",
+            how.momentum,
+            how.weight_decay,
+            clip_norm=how.clip_norm,
+            cutmix=how.cutmix,
+            epoch_steps=per_epoch,
+        )
         if how.technique is not None:
             recipe = replace(recipe, cutmix=0.0, technique=how.technique)
             extra |= how.technique.per_sample(labels, self.n_classes)

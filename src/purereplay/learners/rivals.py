@@ -56,6 +56,7 @@ class RivalSettings:
     gdumb_least_rate: float = 5e-4  # and where it ends (Prabhu 2020)
     gdumb_momentum: float = 0.9  # Prabhu 2020
     gdumb_decay: float = 1e-6  # weight decay (Prabhu 2020)
+    gdumb_clip: float | None = 10.0  # length that a gradient has at most (Prabhu 2020, released code)
     gdumb_cutmix: float = 0.5  # probability of CutMix
     multitask_epochs: int = 50  # paper
     multitask_rate: float = 0.05  # of stochastic gradient descent
@@ -199,6 +200,7 @@ def _training(name: str, s: RivalSettings, technique: Technique | None) -> Train
         least_rate=s.gdumb_least_rate,
         momentum=0.0 if s.robust == "l2r" else s.gdumb_momentum,
         weight_decay=s.gdumb_decay,
+        clip_norm=s.gdumb_clip,
         cutmix=s.gdumb_cutmix,
         technique=technique,
     )

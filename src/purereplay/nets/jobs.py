@@ -56,6 +56,7 @@ class Rehearsal:
     momentum: float = 0.0  # of sgd
     weight_decay: float = 0.0
     clip: float | None = None  # gradients are cut to ±clip
+    clip_norm: float | None = None  # a network's whole gradient is scaled down to at most this length
     cutmix: float = 0.0  # probability that a step's images are pasted into each other
     n_incoming: int = 0  # MIR: a listed batch is this many incoming images, then candidates
     n_candidates: int = 0  # of which n_replayed are chosen

@@ -182,9 +182,15 @@ class RehearsalLoop:
 
     def _update(self, gradients: Sequence[Tensor], rate: Tensor) -> None:
         """One step of the optimizer on all parameters."""
-        clip = self.recipe.clip
+        clip, longest = self.recipe.clip, self.recipe.clip_norm
+        if clip is not None:
+            gradients = [g.clamp(-clip, clip) for g in gradients]
+        if longest is not None:
+            length = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()  # (K,)
+            scale = (longest / length.clamp(min=1e-12)).clamp(max=1)
+            gradients = [g * scale.view(-1, *(1,) * (g.ndim - 1)) for g in gradients]
         for p, gradient in zip(self.parameters.values(), gradients, strict=True):
-            p.grad = gradient if clip is None else gradient.clamp(-clip, clip)
+            p.grad = gradient
         self.rate.copy_(rate)
         self.optimizer.step()
 
