@@ -65,6 +65,10 @@ Filter = Annotated[
 Graphs = Annotated[
     str | None, typer.Option(help="Graphs that the Self-Centered filter samples; none: the similarities themselves.")
 ]
+Features = Annotated[
+    Path | None,
+    typer.Option(help="npz file: its array `features`, a row for each training image, takes the experts' place."),
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the preset; repeatable.")
 ]
@@ -99,6 +103,7 @@ def run(
     robust: Robust = None,
     filter_: Filter = None,
     graphs: Graphs = None,
+    features: Features = None,
     set_: SetOption = None,
 ) -> None:
     """Learn one noisy stream from beginning to end, and measure.
@@ -117,7 +122,7 @@ def run(
 
     overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
     settings = _resolve(
-        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides
+        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides, features
     )
     console.run(settings, out, resume=False)
 
@@ -164,6 +169,7 @@ def sweep(
     robust: Robust = None,
     filter_: Filter = None,
     graphs: Graphs = None,
+    features: Features = None,
     set_: SetOption = None,
 ) -> None:
     """Run every combination of lists, trained side by side wherever networks have one shape.
@@ -195,7 +201,8 @@ def sweep(
         "seed": seed,
     }
     overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
-    console.sweep(combinations(lists, overrides, device=device, precision=precision, out=out))
+    brought = None if features is None else str(features)
+    console.sweep(combinations(lists, overrides, device=device, precision=precision, out=out, features=brought))
 
 
 @app.command()
@@ -472,6 +479,7 @@ def estimate(
     robust: Robust = None,
     filter_: Filter = None,
     graphs: Graphs = None,
+    features: Features = None,
     set_: SetOption = None,
 ) -> None:
     """Say how many steps, how much memory and about how long a run would take here. Takes the options of `run`.
@@ -484,7 +492,7 @@ def estimate(
 
     overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
     settings = _resolve(
-        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides
+        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides, features
     )
     console.estimate(settings)
 
@@ -527,6 +535,7 @@ def _resolve(
     device: str,
     precision: str,
     overrides: dict[str, str],
+    features: Path | None = None,
 ) -> RunSettings:
     from purereplay.evaluate.settings import resolve
 
@@ -541,6 +550,7 @@ def _resolve(
         seed=seed,
         device=device,
         precision=precision,
+        features=None if features is None else str(features),
         overrides=overrides,
     )
 

@@ -73,6 +73,17 @@ def read_features(
         return _checked(path, values, names, own, lambda row: f"line {lines[row]}")
 
 
+def read_rows(path: Path) -> NDArray[Any]:
+    """The features (n, d) alone, float32 or float64, from the array `features` of an npz file, checked."""
+    if path.suffix.lower() != ".npz":
+        raise UserError(f"{path} is not an npz file.")
+    with _reading(path):
+        path.open("rb").close()  # a missing one is not a damaged one
+        [features] = _load_arrays(path, lambda names: ["features"])
+    _check_matrix(path, features, lambda row: f"row {row}")
+    return np.ascontiguousarray(features, np.float64 if features.dtype == np.float64 else np.float32)
+
+
 def first_not_finite(features: NDArray[Any]) -> int | None:
     """The first row of (n, d) that holds NaN or infinity, if there is one."""
     step = max(1, 2**22 // max(1, features.shape[1]))  # a mask of all entries would be a quarter of the features
@@ -97,20 +108,28 @@ def _reading(path: Path) -> Iterator[None]:
 def _read_npz(
     path: Path, features: str, labels: str | None, ids: str | None
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    def choose(names: Sequence[str]) -> list[str | None]:
+        own_labels = labels or _first_of(names, ("labels", "label")) or "labels"
+        return [features, own_labels, ids or _first_of(names, ("ids", "id"))]
+
+    found = _load_arrays(path, choose)
+    return found[0], found[1], found[2]
+
+
+def _load_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str | None]]) -> list[Any]:
+    """The arrays of an npz file that are chosen from its names, None for None; never unpickled."""
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} is cut off, damaged, or not an npz file.")
     what = str(path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            own_labels = labels or _first_of(arrays.files, ("labels", "label")) or "labels"
-            own_ids = ids or _first_of(arrays.files, ("ids", "id"))
             known, found = ", ".join(arrays.files) or "none", list[Any]()
-            for name in (features, own_labels, own_ids):
+            for name in choose(arrays.files):
                 if name is not None and name not in arrays:
                     raise UserError(f"{path} has no array {name!r}; its arrays are: {known}.")
                 what = f"The array {name!r} in {path}"
                 found.append(None if name is None else arrays[name])
-        return found[0], found[1], found[2]
+        return found
     except (UserError, MemoryError, OSError):
         raise
     except Exception as error:  # a damaged file can raise nearly anything; none of it has run foreign code
@@ -196,16 +215,13 @@ def _first_of(names: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: Callable[[int], str]) -> FeatureTable:
     """The table, if it is sound; `place` says where a row is in the file."""
-    if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
-        kind = f"{features.dtype} of shape {features.shape}"
-        raise UserError(f"The features in {path} are {kind}, but must be (n, d) real numbers with n, d ≥ 1.")
-    n = len(features)
+    n = len(features) if features.ndim else 0
+    _check_matrix(path, features, None)
     for what, column in (("labels", labels), ("ids", ids)):
         shape = np.shape(column) if isinstance(column, np.ndarray) else (n if column is None else len(column),)
         if shape != (n,):
             raise UserError(f"The {what} in {path} have shape {shape}, but {n} samples need ({n},).")
-    if (row := first_not_finite(features)) is not None:
-        raise UserError(f"The features on {place(row)} of {path} hold NaN or infinity.")
+    _check_matrix(path, features, place)
     names = None if ids is None else _tidy(path, "id", ids, place)
     if names is not None and len(set(names)) < n:
         seen: dict[Hashable, int] = {}
@@ -216,6 +232,15 @@ def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: C
     tidied = np.empty(n, dtype=object)
     tidied[:] = _tidy(path, "label", labels, place)
     return FeatureTable(features, tidied, names)
+
+
+def _check_matrix(path: Path, features: NDArray[Any], place: Callable[[int], str] | None) -> None:
+    """UserError unless the features are a matrix of numbers, and with `place` unless all of them are finite."""
+    if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
+        kind = f"{features.dtype} of shape {features.shape}"
+        raise UserError(f"The features in {path} are {kind}, but must be (n, d) real numbers with n, d ≥ 1.")
+    if place is not None and (row := first_not_finite(features)) is not None:
+        raise UserError(f"The features on {place(row)} of {path} hold NaN or infinity.")
 
 
 def _tidy(path: Path, what: str, values: Any, place: Callable[[int], str]) -> list[Hashable]:

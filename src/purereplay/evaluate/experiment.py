@@ -6,6 +6,7 @@ make the same moves. A checkpoint may be written after any of them.
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from purereplay.data import datasets
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import Dataset
 from purereplay.data.episodes import tasks_for
+from purereplay.data.features import read_rows
 from purereplay.data.streams import Stream
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.judge import Judge, Line, summary
@@ -32,6 +34,7 @@ from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.base import Learner
 from purereplay.learners.rivals import RivalSettings, build_rival
 from purereplay.learners.settings import SprSettings, build_spr, make_backbone
+from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Account, Engine, drive
 from purereplay.nets.jobs import Asks
 from purereplay.nets.networks import Head, Network
@@ -124,6 +127,7 @@ class Experiment:
             "seconds": self.account.seconds,
             "steps": self.account.steps,
             "stream": self.stream.fingerprint(),
+            "features": self._features(),
         }
         self.run.save(self.learner.state(), facts)
         self._saved_at = time.perf_counter()
@@ -137,9 +141,16 @@ class Experiment:
         tensors, facts = found
         if facts["stream"] != self.stream.fingerprint():
             raise UserError(f"The stream is not the one that {self.run.path} began with: are the data files the same?")
+        if facts["features"] != self._features():
+            raise UserError(f"The features in {self.settings.features} are not those that {self.run.path} began with.")
         self.learner.load(tensors)
         self.position, self.finished, self.n_ended = facts["position"], facts["finished"], facts["n_ended"]
         self.account.seconds, self.account.steps = facts["seconds"], facts["steps"]
+
+    def _features(self) -> str | None:
+        """A short digest of the user's own features, if there are any."""
+        brought = self.learner.brought if isinstance(self.learner, SPR) else None
+        return None if brought is None else hashlib.blake2b(brought.numpy().tobytes(), digest_size=8).hexdigest()
 
     def _result(self) -> Line:
         s, seconds = self.settings, self.account.seconds
@@ -185,7 +196,8 @@ def prepare(
         test_labels=torch.from_numpy(dataset.test_labels),
         tasks=stream.tasks,
     )
-    learner = make_learner(settings, dataset, engine)
+    brought = bring_features(settings, dataset)
+    learner = make_learner(settings, dataset, engine, brought)
     run = RunDirectory(path) if resume else RunDirectory.create(path, settings)
     experiment = Experiment(settings, run, stream, judge, learner, engine, plan(settings, stream.task_ends))
     if resume:
@@ -210,7 +222,22 @@ def _clean_index(settings: RunSettings, dataset: Dataset) -> NDArray[np.int64]:
     return datasets.clean_index(dataset, options.l2r_clean, settings.seed)
 
 
-def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> Learner:
+def bring_features(settings: RunSettings, dataset: Dataset) -> torch.Tensor | None:
+    """The user's own features, a row for each training image in the dataset's order, if the run has any."""
+    if settings.features is None:
+        return None
+    rows = read_rows(Path(settings.features))
+    if len(rows) != len(dataset.images):
+        raise UserError(
+            f"{settings.features} has features of {len(rows)} samples, but {settings.dataset} has "
+            f"{len(dataset.images)} training images."
+        )
+    return torch.from_numpy(rows)
+
+
+def make_learner(
+    settings: RunSettings, dataset: Dataset, engine: Engine, brought: torch.Tensor | None = None
+) -> Learner:
     """The learner of a run; of the dataset it is told shape, size and the number of classes.
 
     L2R alone is given true labels: those of its declared clean samples, which are not in its stream.
@@ -239,6 +266,7 @@ def make_learner(settings: RunSettings, dataset: Dataset, engine: Engine) -> Lea
         n_classes=info.n_classes,
         engine=engine,
         seed=settings.seed,
+        brought=brought,
         mean=info.mean,
         std=info.std,
     )

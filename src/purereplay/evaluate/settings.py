@@ -40,6 +40,7 @@ class RunSettings:
     seed: int
     device: str  # "cpu", "cuda"
     precision: Precision  # of the networks' products in training
+    features: str | None  # file whose features the filter uses in the place of experts'
     lookahead: int  # full delayed buffers taken at once, whose experts may train side by side
     options: SprSettings | RivalSettings  # resolved: preset, dataset, budget and --set are in it
 
@@ -56,6 +57,7 @@ def resolve(
     seed: int = 1,
     device: str = "auto",
     precision: str = "auto",
+    features: str | None = None,
     overrides: dict[str, str] | None = None,
 ) -> RunSettings:
     """Check and fill in what the user asked for."""
@@ -65,6 +67,10 @@ def resolve(
     if noise is None:
         noise = "none" if info.noisy else "symmetric"
     chosen = pick_device(device)
+    if features is not None:
+        if learner in RIVALS:
+            raise UserError(f"--features are for the Self-Centered filter, and {learner} has none.")
+        overrides = (overrides or {}) | {"features": "file"}
     options: SprSettings | RivalSettings
     if learner in RIVALS:
         options = rival_settings(
@@ -91,6 +97,7 @@ def resolve(
         seed=seed,
         device=chosen,
         precision=pick_precision(precision, chosen),
+        features=features,
         lookahead=64 if chosen == "cuda" else 8,
         options=options,
     )

@@ -10,7 +10,13 @@ from purereplay.evaluate.settings import RunSettings, resolve
 
 
 def combinations(
-    lists: dict[str, str], overrides: dict[str, str], *, device: str, precision: str, out: Path
+    lists: dict[str, str],
+    overrides: dict[str, str],
+    *,
+    device: str,
+    precision: str,
+    out: Path,
+    features: str | None = None,
 ) -> dict[Path, RunSettings]:
     """One run per combination of the comma-separated values, in folders named after what varies.
 
@@ -41,6 +47,7 @@ def combinations(
             seed=_whole("seed", chosen["seed"]),
             device=device,
             precision=precision,
+            features=features,
             overrides={name: chosen[name] for name in overrides},
         )
     return runs

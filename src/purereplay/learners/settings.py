@@ -65,7 +65,8 @@ class SprSettings:
     # the Self-Centered filter
     filter: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # who judges D; none: P is a plain
     # reservoir of the stream; aum and incv: rival filters
-    features: Literal["projection", "penultimate"] = "projection"  # of the expert; paper: penultimate
+    features: Literal["projection", "penultimate", "file"] = "projection"  # of the expert; paper: penultimate; file:
+    # brought by the user (--features), and no expert is trained
     graphs: int = 5  # E_max; 0: non-stochastic
     scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
     posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins
@@ -181,15 +182,18 @@ def build_spr(
     n_classes: int,
     engine: Engine,
     seed: int,
+    brought: torch.Tensor | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     vectors: bool = False,
 ) -> SPR:
-    """A learner from settings in which nothing is None any more that depends on the dataset.
+    """A learner from settings in which nothing is None any more that depends on the dataset; `brought` are features.
 
     With `vectors` it takes standardised feature vectors, float32 (n, D, 1, 1): images of one pixel and D channels.
     """
     s = settings
+    if (s.features == "file") != (brought is not None):
+        raise UserError("Features of the user's own need a file (--features), and the setting features=file.")
     if s.delayed_size is None or s.purified_size is None or s.expert_batch is None or s.base_batch is None:
         raise UserError("The settings delayed_size, purified_size, expert_batch and base_batch must be given.")
     if vectors and s.network != "mlp":
@@ -219,6 +223,7 @@ def build_spr(
         ),
         engine=engine,
         seed=seed,
+        brought=brought,
         order=s.order,
         tail=s.tail,
         reseed=s.reseed,

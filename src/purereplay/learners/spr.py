@@ -39,7 +39,7 @@ class Filtering:
     """How a delayed buffer is judged."""
 
     kind: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # none: everything is taken to be clean
-    features: Literal["projection", "penultimate"] = "projection"
+    features: Literal["projection", "penultimate", "file"] = "projection"  # file: `SPR.brought`, no expert is trained
     n_graphs: int = 5  # E_max; 0: the non-stochastic filter
     scaling: Literal["trimmed", "minmax"] = "trimmed"
     posterior: Literal["exact", "table"] = "exact"
@@ -76,6 +76,7 @@ class SPR(Learner):
     seed: int = 0
     order: Literal["filter-first", "replay-first"] = "filter-first"
     tail: Literal["process", "drop"] = "process"
+    brought: Tensor | None = None  # (N, d): features by sample index, where the filter's are not an expert's
     reseed: bool = False  # True: the same random numbers for every buffer, as the released code draws them
     queue: list[Waiting] = field(default_factory=list, init=False)
     n_queued: int = field(default=0, init=False)  # delayed buffers filled so far
@@ -159,6 +160,8 @@ class SPR(Learner):
         if f.kind == "none":
             ones = [torch.ones(w.batch.n, dtype=torch.float64) for w in new]
             verdicts = [Verdict(p, p.clone(), []) for p in ones]
+        elif f.kind == "self-centered" and self.brought is not None:
+            verdicts = self._judge(new, [self.brought[w.batch.index].to(self.engine.device) for w in new])
         elif f.kind == "self-centered":
             verdicts = yield from self._train_experts(new)
         else:
@@ -187,15 +190,16 @@ class SPR(Learner):
         trained = yield jobs
         for w, t in zip(new, trained, strict=True):
             w.expert_loss = t.loss
-        return self._judge(new, [t.state for t in trained])
-
-    def _judge(self, new: list[Waiting], experts: list[State]) -> list[Verdict[Tensor]]:
-        """What the Self-Centered filter says of every buffer; it depends on nothing but the buffer and its expert."""
-        f = self.filtering
+        penultimate = self.filtering.features == "penultimate"
         features = [
-            embed(self.network, expert, w.batch.images, penultimate=f.features == "penultimate")
-            for w, expert in zip(new, experts, strict=True)
+            embed(self.network, t.state, w.batch.images, penultimate=penultimate)
+            for w, t in zip(new, trained, strict=True)
         ]
+        return self._judge(new, features)
+
+    def _judge(self, new: list[Waiting], features: list[Tensor]) -> list[Verdict[Tensor]]:
+        """What the Self-Centered filter says of every buffer; it depends on nothing but the buffer and its features."""
+        f = self.filtering
         return judge_many(
             features,
             [w.batch.labels for w in new],

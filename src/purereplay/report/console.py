@@ -135,7 +135,8 @@ def estimate(settings: RunSettings) -> None:
     _, stream = experiments.make_stream(settings, dataset)
     engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
-        guess = estimate_run(settings, experiments.make_learner(settings, dataset, engine), stream.task_ends)
+        learner = experiments.make_learner(settings, dataset, engine, experiments.bring_features(settings, dataset))
+        guess = estimate_run(settings, learner, stream.task_ends)
     names = ("phase", "steps", "ms a step", "time", "at once", "would fit")
     table = Table(*names, box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
