@@ -1,32 +1,17 @@
-"""The command line. Errors a user can mend are one sentence and exit code 2; `--debug` shows where they came from."""
+"""Runs: learn benchmark streams, measure, compare."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from purereplay import __version__
+from purereplay.cli.app import Device, Preset, Seed, SetOption, app, overrides
 from purereplay.errors import UserError
 
 if TYPE_CHECKING:
     from purereplay.evaluate.settings import RunSettings
-    from purereplay.purify.beta_mixture import SmallClass
-
-# what takes long to import is imported by the commands that need it, so that --help answers at once
-
-app = typer.Typer(
-    name="purereplay",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="Self-Purified Replay: learn continually from a stream whose labels you cannot trust.",
-    epilog="Start with [bold]purereplay demo[/bold]. Every command has --help with examples.",
-)
 
 Dataset = Annotated[str, typer.Option(help="Which data; `purereplay datasets` lists them.")]
 Noise = Annotated[
@@ -43,12 +28,7 @@ LearnerName = Annotated[
         "finetune, ewc, crs, prs, mir, gdumb, multitask.",
     ),
 ]
-Preset = Annotated[
-    str, typer.Option(help="default, paper, reference, quick, demo or daily; `purereplay settings` shows them.")
-]
-Seed = Annotated[int, typer.Option(help="Fixes noise, stream, networks and every draw.")]
 Budget = Annotated[float, typer.Option(help="Factor on the preset's self-supervised epochs.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")]
 Precision = Annotated[
     str,
     typer.Option(
@@ -69,22 +49,6 @@ Features = Annotated[
     Path | None,
     typer.Option(help="npz file: its array `features`, a row for each training image, takes the experts' place."),
 ]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the preset; repeatable.")
-]
-
-
-State = Annotated[Path, typer.Option("--state", help="Folder of the state, made by `learn`.")]
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; works anywhere.")] = False,
-) -> None:
-    if version:
-        typer.echo(f"purereplay {__version__}")
-        raise typer.Exit()
 
 
 @app.command()
@@ -120,9 +84,9 @@ def run(
     """
     from purereplay.report import console
 
-    overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
+    chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
     settings = _resolve(
-        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides, features
+        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, chosen, features
     )
     console.run(settings, out, resume=False)
 
@@ -200,138 +164,9 @@ def sweep(
         "budget": budget,
         "seed": seed,
     }
-    overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
+    chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
     brought = None if features is None else str(features)
-    console.sweep(combinations(lists, overrides, device=device, precision=precision, out=out, features=brought))
-
-
-@app.command()
-def learn(
-    data: Annotated[
-        str, typer.Argument(help="A folder label/name.png, a CSV or JSONL list of path and label, or - for a pipe.")
-    ],
-    state: Annotated[Path, typer.Option("--state", help="Folder of the state; begun where there is none.")],
-    follow: Annotated[bool, typer.Option("--follow", help="Go on watching the folder, until Ctrl-C.")] = False,
-    size: Annotated[
-        int | None, typer.Option(help="Stretch images to so many pixels square. [default: as the first one comes]")
-    ] = None,
-    channels: Annotated[
-        int | None, typer.Option(help="1: make images grey, 3: colour. [default: as the first one comes]")
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder of a list's paths. [default: the list's own, or the present one]")
-    ] = None,
-    rest: Annotated[
-        bool | None,
-        typer.Option(
-            "--judge-rest/--hold-rest",
-            help="At the end, judge what does not fill a buffer, or hold it back until more comes. "
-            "[default: hold it back in a pipe]",
-        ),
-    ] = None,
-    preset: Annotated[str | None, typer.Option(help="As for `run`. [default: daily]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes networks and every draw. [default: 1]")] = None,
-    device: Device = "auto",
-    set_: SetOption = None,
-) -> None:
-    """Learn images of your own, with labels you cannot trust, into a state folder.
-
-    The same command again goes on where it was, after any kill too, and takes in what is new. Size, channels, preset,
-    seed and settings are fixed when the state is begun.
-
-    In a pipe every line is an object with id, label, and path or image (base64 of an image file); the answer on
-    standard output, {"id": ..., "ok": true} or {"id": ..., "error": ...}, comes when it is safe on the disk. Who was
-    cut off sends again whatever was not answered.
-
-    Examples:
-
-        purereplay learn photos --state state
-
-        purereplay learn labels.csv --state state --size 32
-
-        camera | purereplay learn - --state state > answers.jsonl
-    """
-    from purereplay.live.settings import Wanted
-    from purereplay.report import daily
-
-    wanted = Wanted(preset=preset, overrides=_overrides(set_), seed=seed, size=size, channels=channels)
-    daily.learn(data, state, wanted, device=device, follow=follow, root=root, rest=rest)
-
-
-@app.command()
-def predict(
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    state: State,
-    form: Annotated[
-        str, typer.Option("--format", help="table, jsonl or csv: the last two with every label.")
-    ] = "table",
-    device: Device = "auto",
-) -> None:
-    """Classify images by what a state has learned, with probabilities.
-
-    Examples:
-
-        purereplay predict --state state new/*.png
-
-        purereplay predict --state state new --format csv > predicted.csv
-    """
-    from purereplay.report import daily
-
-    daily.predict(state, images, form, device)
-
-
-@app.command()
-def audit(
-    state: State,
-    out: Annotated[Path, typer.Option(help="CSV file to be written.")],
-    device: Device = "auto",
-) -> None:
-    """List every sample ever judged, the least believed first: label, probability, decision, likely other label.
-
-    May be asked for while `learn` runs.
-
-    Example:
-
-        purereplay audit --state state --out audit.csv
-    """
-    from purereplay.report import daily
-
-    daily.audit(state, out, device)
-
-
-@app.command()
-def correct(
-    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
-    state: State,
-    device: Device = "auto",
-) -> None:
-    """Put labels right: samples with a label that a person gave go into the purified buffer, with probability 1.
-
-    Example:
-
-        purereplay correct --state state fixes.csv
-    """
-    from purereplay.report import daily
-
-    daily.correct(state, fixes, device)
-
-
-@app.command()
-def status(
-    state: State,
-    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
-) -> None:
-    """Show what a state holds: samples, judged and waiting, accepted and rejected, by label.
-
-    May be asked for while `learn` runs.
-
-    Example:
-
-        purereplay status --state state
-    """
-    from purereplay.report import daily
-
-    daily.status(state, form)
+    console.sweep(combinations(lists, chosen, device=device, precision=precision, out=out, features=brought))
 
 
 @app.command()
@@ -365,46 +200,6 @@ def demo(
         settings = _resolve("digits", "symmetric", 0.4, "A", learner, "demo", seed, 1.0, "cpu", "float32", {})
         console.run(settings, path, resume=False)
     compare.compare(list(learners), "accuracy", out / "compared.png")
-
-
-@app.command("filter")
-def filter_(
-    features: Annotated[Path, typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet.")],
-    out: Annotated[Path, typer.Option(help="File for the scores: .csv or .parquet.")],
-    columns: Annotated[
-        str | None,
-        typer.Option("--features", help="Array of features, or columns, as in 'f*,size' (default: all)."),
-    ] = None,
-    labels: Annotated[str | None, typer.Option(help="Array or column of labels (default: labels or label).")] = None,
-    ids: Annotated[str | None, typer.Option(help="Array or column of names (default: ids or id, if there).")] = None,
-    graphs: Annotated[int, typer.Option(help="Random graphs a class; 0: the similarity graph itself.")] = 5,
-    seed: Annotated[int, typer.Option(help="Fixes graphs, blocks and selection.")] = 0,
-    block_size: Annotated[int, typer.Option(help="Classes with more samples are judged in random blocks.")] = 2048,
-    keep_small: Annotated[
-        bool, typer.Option("--keep-small", help="Classes of fewer than 4 samples get 0.5 instead of 0.")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="Classes judged at once (default: all cores, at most 8).")] = None,
-) -> None:
-    """Judge features you bring: a probability of being clean for every sample, high = clean.
-
-    An npz file holds arrays features (n, d), labels (n,) and perhaps ids (n,). A table has a header with a column label
-    and perhaps a column id; all other columns are features. Out comes a row a sample: id (or row), label,
-    clean_probability, centrality, selected. See docs/filter.md.
-
-    Examples:
-
-        purereplay filter features.npz --out scores.csv
-
-        purereplay filter table.parquet --features 'f*' --labels category --ids path --out scores.parquet
-    """
-    from purereplay.purify.filter import SelfCenteredFilter
-    from purereplay.report.filtering import filter_file
-
-    small_class: SmallClass = "keep" if keep_small else "drop"
-    judge = SelfCenteredFilter(
-        n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
-    )
-    filter_file(features, out, judge, features=columns, labels=labels, ids=ids)
 
 
 @app.command()
@@ -490,9 +285,9 @@ def estimate(
     """
     from purereplay.report import console
 
-    overrides = _overrides(set_, robust=robust, filter=filter_, graphs=graphs)
+    chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
     settings = _resolve(
-        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, overrides, features
+        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, chosen, features
     )
     console.estimate(settings)
 
@@ -534,7 +329,7 @@ def _resolve(
     budget: float,
     device: str,
     precision: str,
-    overrides: dict[str, str],
+    chosen: dict[str, str],
     features: Path | None = None,
 ) -> RunSettings:
     from purereplay.evaluate.settings import resolve
@@ -551,54 +346,5 @@ def _resolve(
         device=device,
         precision=precision,
         features=None if features is None else str(features),
-        overrides=overrides,
+        overrides=chosen,
     )
-
-
-def _overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
-    """NAME=VALUE, as given to --set, and the settings that have an option of their own."""
-    overrides = {}
-    for text in texts or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
-        overrides[name.strip().replace("-", "_")] = value.strip()
-    for name, option in named.items():
-        if option is None:
-            continue
-        if name in overrides:
-            raise UserError(f"--{name} and --set {name} say the same thing: leave one of them out.")
-        overrides[name] = option
-    if "graphs" in overrides:
-        counts = overrides["graphs"].split(",")
-        overrides["graphs"] = ",".join("0" if n.strip().lower() == "none" else n for n in counts)
-    return overrides
-
-
-def main() -> None:
-    """The entry point: UserError is one sentence and exit code 2."""
-    # PyTorch's threads wait for each other by spinning; when another program has one of the cores, spinning for long
-    # makes training many times slower, while giving up after some 10 µs costs next to nothing on an idle one
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    debug = "--debug" in sys.argv
-    arguments = [a for a in sys.argv[1:] if a != "--debug"]
-    try:
-        app(arguments)
-    except (UserError, MemoryError, RuntimeError) as error:
-        text = str(error) if isinstance(error, UserError) else _out_of_memory(error)
-        if debug or text is None:
-            raise
-        typer.echo(f"purereplay: {text}", err=True)
-        sys.exit(2)
-
-
-def _out_of_memory(error: Exception) -> str | None:
-    """PyTorch has no error of its own for a CPU that is out of memory."""
-    words = ("not enough memory", "out of memory", "can't allocate", "overflow", "exceeds")
-    if isinstance(error, MemoryError) or any(word in str(error).lower() for word in words):
-        return "There is not enough memory for these settings: choose smaller sizes."
-    return None
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,3 @@
+from purereplay.cli import main
+
+main()

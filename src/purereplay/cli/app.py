@@ -1,0 +1,62 @@
+"""The application that the commands belong to, and the options that several of them share.
+
+What takes long to import is imported by the commands that need it, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from purereplay import __version__
+from purereplay.errors import UserError
+
+app = typer.Typer(
+    name="purereplay",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Self-Purified Replay: learn continually from a stream whose labels you cannot trust.",
+    epilog="Start with [bold]purereplay demo[/bold]. Every command has --help with examples.",
+)
+
+Preset = Annotated[
+    str, typer.Option(help="default, paper, reference, quick, demo or daily; `purereplay settings` shows them.")
+]
+Seed = Annotated[int, typer.Option(help="Fixes noise, stream, networks and every draw.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the preset; repeatable.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; works anywhere.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"purereplay {__version__}")
+        raise typer.Exit()
+
+
+def overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
+    """NAME=VALUE, as given to --set, and the settings that have an option of their own."""
+    found = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
+        found[name.strip().replace("-", "_")] = value.strip()
+    for name, option in named.items():
+        if option is None:
+            continue
+        if name in found:
+            raise UserError(f"--{name} and --set {name} say the same thing: leave one of them out.")
+        found[name] = option
+    if "graphs" in found:
+        counts = found["graphs"].split(",")
+        found["graphs"] = ",".join("0" if n.strip().lower() == "none" else n for n in counts)
+    return found

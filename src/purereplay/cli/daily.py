@@ -1,0 +1,184 @@
+"""Your own data: a learner in daily use, and the filter alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from purereplay.cli.app import Device, SetOption, app, overrides
+
+if TYPE_CHECKING:
+    from purereplay.purify.beta_mixture import SmallClass
+
+State = Annotated[Path, typer.Option("--state", help="Folder of the state, made by `learn`.")]
+
+
+@app.command()
+def learn(
+    data: Annotated[
+        str, typer.Argument(help="A folder label/name.png, a CSV or JSONL list of path and label, or - for a pipe.")
+    ],
+    state: Annotated[Path, typer.Option("--state", help="Folder of the state; begun where there is none.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on watching the folder, until Ctrl-C.")] = False,
+    size: Annotated[
+        int | None, typer.Option(help="Stretch images to so many pixels square. [default: as the first one comes]")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="1: make images grey, 3: colour. [default: as the first one comes]")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of a list's paths. [default: the list's own, or the present one]")
+    ] = None,
+    rest: Annotated[
+        bool | None,
+        typer.Option(
+            "--judge-rest/--hold-rest",
+            help="At the end, judge what does not fill a buffer, or hold it back until more comes. "
+            "[default: hold it back in a pipe]",
+        ),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="As for `run`. [default: daily]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes networks and every draw. [default: 1]")] = None,
+    device: Device = "auto",
+    set_: SetOption = None,
+) -> None:
+    """Learn images of your own, with labels you cannot trust, into a state folder.
+
+    The same command again goes on where it was, after any kill too, and takes in what is new. Size, channels, preset,
+    seed and settings are fixed when the state is begun.
+
+    In a pipe every line is an object with id, label, and path or image (base64 of an image file); the answer on
+    standard output, {"id": ..., "ok": true} or {"id": ..., "error": ...}, comes when it is safe on the disk. Who was
+    cut off sends again whatever was not answered.
+
+    Examples:
+
+        purereplay learn photos --state state
+
+        purereplay learn labels.csv --state state --size 32
+
+        camera | purereplay learn - --state state > answers.jsonl
+    """
+    from purereplay.live.settings import Wanted
+    from purereplay.report import daily
+
+    wanted = Wanted(preset=preset, overrides=overrides(set_), seed=seed, size=size, channels=channels)
+    daily.learn(data, state, wanted, device=device, follow=follow, root=root, rest=rest)
+
+
+@app.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    state: State,
+    form: Annotated[
+        str, typer.Option("--format", help="table, jsonl or csv: the last two with every label.")
+    ] = "table",
+    device: Device = "auto",
+) -> None:
+    """Classify images by what a state has learned, with probabilities.
+
+    Examples:
+
+        purereplay predict --state state new/*.png
+
+        purereplay predict --state state new --format csv > predicted.csv
+    """
+    from purereplay.report import daily
+
+    daily.predict(state, images, form, device)
+
+
+@app.command()
+def audit(
+    state: State,
+    out: Annotated[Path, typer.Option(help="CSV file to be written.")],
+    device: Device = "auto",
+) -> None:
+    """List every sample ever judged, the least believed first: label, probability, decision, likely other label.
+
+    May be asked for while `learn` runs.
+
+    Example:
+
+        purereplay audit --state state --out audit.csv
+    """
+    from purereplay.report import daily
+
+    daily.audit(state, out, device)
+
+
+@app.command()
+def correct(
+    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
+    state: State,
+    device: Device = "auto",
+) -> None:
+    """Put labels right: samples with a label that a person gave go into the purified buffer, with probability 1.
+
+    Example:
+
+        purereplay correct --state state fixes.csv
+    """
+    from purereplay.report import daily
+
+    daily.correct(state, fixes, device)
+
+
+@app.command()
+def status(
+    state: State,
+    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+) -> None:
+    """Show what a state holds: samples, judged and waiting, accepted and rejected, by label.
+
+    May be asked for while `learn` runs.
+
+    Example:
+
+        purereplay status --state state
+    """
+    from purereplay.report import daily
+
+    daily.status(state, form)
+
+
+@app.command("filter")
+def filter_(
+    features: Annotated[Path, typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet.")],
+    out: Annotated[Path, typer.Option(help="File for the scores: .csv or .parquet.")],
+    columns: Annotated[
+        str | None,
+        typer.Option("--features", help="Array of features, or columns, as in 'f*,size' (default: all)."),
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="Array or column of labels (default: labels or label).")] = None,
+    ids: Annotated[str | None, typer.Option(help="Array or column of names (default: ids or id, if there).")] = None,
+    graphs: Annotated[int, typer.Option(help="Random graphs a class; 0: the similarity graph itself.")] = 5,
+    seed: Annotated[int, typer.Option(help="Fixes graphs, blocks and selection.")] = 0,
+    block_size: Annotated[int, typer.Option(help="Classes with more samples are judged in random blocks.")] = 2048,
+    keep_small: Annotated[
+        bool, typer.Option("--keep-small", help="Classes of fewer than 4 samples get 0.5 instead of 0.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="Classes judged at once (default: all cores, at most 8).")] = None,
+) -> None:
+    """Judge features you bring: a probability of being clean for every sample, high = clean.
+
+    An npz file holds arrays features (n, d), labels (n,) and perhaps ids (n,). A table has a header with a column label
+    and perhaps a column id; all other columns are features. Out comes a row a sample: id (or row), label,
+    clean_probability, centrality, selected. See docs/filter.md.
+
+    Examples:
+
+        purereplay filter features.npz --out scores.csv
+
+        purereplay filter table.parquet --features 'f*' --labels category --ids path --out scores.parquet
+    """
+    from purereplay.purify.filter import SelfCenteredFilter
+    from purereplay.report.filtering import filter_file
+
+    small_class: SmallClass = "keep" if keep_small else "drop"
+    judge = SelfCenteredFilter(
+        n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
+    )
+    filter_file(features, out, judge, features=columns, labels=labels, ids=ids)
