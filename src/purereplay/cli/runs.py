@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 Dataset = Annotated[str, typer.Option(help="Which data; `purereplay datasets` lists them.")]
 Noise = Annotated[
     str | None,
-    typer.Option(help="symmetric, asymmetric, superclass or none. [default: symmetric; none where labels come noisy]"),
+    typer.Option(
+        help="symmetric, asymmetric, superclass or none (symmetric unless said; none where labels come noisy)."
+    ),
 ]
 NoiseRate = Annotated[float, typer.Option(help="Share of wrong labels in each touched class, 0 to 1.")]
 Episode = Annotated[str, typer.Option(help="Which classes form the tasks: A (the paper's), B or C.")]
