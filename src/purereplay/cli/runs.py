@@ -8,69 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purereplay.cli.app import Device, Preset, Seed, SetOption, app, overrides
+from purereplay.cli.options import (
+    Dataset,
+    Episode,
+    Features,
+    Filter,
+    Graphs,
+    LearnerName,
+    Precision,
+    Robust,
+    takes_run_options,
+)
 from purereplay.errors import UserError
 
 if TYPE_CHECKING:
     from purereplay.evaluate.settings import RunSettings
 
-Dataset = Annotated[str, typer.Option(help="Which data; `purereplay datasets` lists them.")]
-Noise = Annotated[
-    str | None,
-    typer.Option(
-        help="symmetric, asymmetric, superclass or none (symmetric unless said; none where labels come noisy)."
-    ),
-]
-NoiseRate = Annotated[float, typer.Option(help="Share of wrong labels in each touched class, 0 to 1.")]
-Episode = Annotated[str, typer.Option(help="Which classes form the tasks: A (the paper's), B or C.")]
-LearnerName = Annotated[
-    str,
-    typer.Option(
-        "--learner",
-        help="Who learns: spr; its parts self-replay, self-centered-filter; "
-        "finetune, ewc, crs, prs, mir, gdumb, multitask.",
-    ),
-]
-Budget = Annotated[float, typer.Option(help="Factor on the preset's self-supervised epochs.")]
-Precision = Annotated[
-    str,
-    typer.Option(
-        help="float32; tf32 or bf16: faster, rounded more; auto: bf16 on CUDA, float32 on the CPU. "
-        "Each gives the same bits every time on the same device, and other bits than the others."
-    ),
-]
-Robust = Annotated[
-    str | None, typer.Option(help="With crs, prs, mir or gdumb: l2r, pencil, sl or jocor, against wrong labels.")
-]
-Filter = Annotated[
-    str | None, typer.Option("--filter", help="Who judges the delayed buffers: self-centered, aum, incv or none.")
-]
-Graphs = Annotated[
-    str | None, typer.Option(help="Graphs that the Self-Centered filter samples; none: the similarities themselves.")
-]
-Features = Annotated[
-    Path | None,
-    typer.Option(help="npz file: its array `features`, a row for each training image, takes the experts' place."),
-]
-
 
 @app.command()
+@takes_run_options
 def run(
+    settings: RunSettings,
     out: Annotated[Path, typer.Option(help="Folder for settings, metrics, checkpoints and result.")],
-    dataset: Dataset = "digits",
-    noise: Noise = None,
-    noise_rate: NoiseRate = 0.4,
-    episode: Episode = "A",
-    learner: LearnerName = "spr",
-    preset: Preset = "default",
-    seed: Seed = 1,
-    budget: Budget = 1.0,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    robust: Robust = None,
-    filter_: Filter = None,
-    graphs: Graphs = None,
-    features: Features = None,
-    set_: SetOption = None,
 ) -> None:
     """Learn one noisy stream from beginning to end, and measure.
 
@@ -86,10 +45,6 @@ def run(
     """
     from purereplay.report import console
 
-    chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
-    settings = _resolve(
-        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, chosen, features
-    )
     console.run(settings, out, resume=False)
 
 
@@ -187,6 +142,7 @@ def demo(
         purereplay demo
     """
     from purereplay.evaluate.results import RunDirectory, read_json
+    from purereplay.evaluate.settings import resolve
     from purereplay.report import compare, console
 
     learners = {out: "spr", out / "crs": "crs", out / "gdumb": "gdumb"}
@@ -199,7 +155,7 @@ def demo(
             with directory.locked():
                 directory.remove()
     for path, learner in learners.items():
-        settings = _resolve("digits", "symmetric", 0.4, "A", learner, "demo", seed, 1.0, "cpu", "float32", {})
+        settings = resolve(dataset="digits", learner=learner, preset_name="demo", seed=seed, device="cpu")
         console.run(settings, path, resume=False)
     compare.compare(list(learners), "accuracy", out / "compared.png")
 
@@ -262,23 +218,8 @@ def paper(
 
 
 @app.command()
-def estimate(
-    dataset: Dataset = "digits",
-    noise: Noise = None,
-    noise_rate: NoiseRate = 0.4,
-    episode: Episode = "A",
-    learner: LearnerName = "spr",
-    preset: Preset = "default",
-    seed: Seed = 1,
-    budget: Budget = 1.0,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    robust: Robust = None,
-    filter_: Filter = None,
-    graphs: Graphs = None,
-    features: Features = None,
-    set_: SetOption = None,
-) -> None:
+@takes_run_options
+def estimate(settings: RunSettings) -> None:
     """Say how many steps, how much memory and about how long a run would take here. Takes the options of `run`.
 
     Example:
@@ -287,10 +228,6 @@ def estimate(
     """
     from purereplay.report import console
 
-    chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
-    settings = _resolve(
-        dataset, noise, noise_rate, episode, learner, preset, seed, budget, device, precision, chosen, features
-    )
     console.estimate(settings)
 
 
@@ -318,35 +255,3 @@ def settings(
     from purereplay.report import console
 
     console.settings(preset, learner)
-
-
-def _resolve(
-    dataset: str,
-    noise: str | None,
-    noise_rate: float,
-    episode: str,
-    learner: str,
-    preset: str,
-    seed: int,
-    budget: float,
-    device: str,
-    precision: str,
-    chosen: dict[str, str],
-    features: Path | None = None,
-) -> RunSettings:
-    from purereplay.evaluate.settings import resolve
-
-    return resolve(
-        dataset=dataset,
-        noise=noise,
-        noise_rate=noise_rate,
-        episode=episode,
-        learner=learner,
-        preset_name=preset,
-        budget=budget,
-        seed=seed,
-        device=device,
-        precision=precision,
-        features=None if features is None else str(features),
-        overrides=chosen,
-    )
