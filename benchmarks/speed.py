@@ -17,7 +17,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -122,8 +122,7 @@ def matrix_rate() -> float:
     return 2 * 2048**3 / min(seconds(lambda: a @ a, torch.device("cpu")) for _ in range(3))
 
 
-def training(device: torch.device, precision: str) -> list[Row]:
-    rows: list[Row] = []
+def training(device: torch.device, precision: str) -> Iterator[Row]:
     for case in CASES:
         plain = PlainTraining(case.plain(), case.images.to(device))
         seconds(plain.step, device)
@@ -137,8 +136,7 @@ def training(device: torch.device, precision: str) -> list[Row]:
                 row["ms_a_step"], row["network_steps_a_second"] = round(1e3 * step, 4), round(k / step, 1)
                 row["ratio"] = round(k * plain_step / step, 2)
                 row["of_matrix_rate"] = round(k * work / step / rate, 3) if work and rate else None
-            rows.append(row)
-    return rows
+            yield row
 
 
 def side_by_side(
@@ -148,7 +146,8 @@ def side_by_side(
 
     Measured in turns, so that all see the same machine.
     """
-    n_steps = max(2, min(2000 if device.type == "cuda" else 50, int(1 / (k * plain_step))))
+    # a job of a run has hundreds of steps or more, beside which its beginning and end do not count
+    n_steps = max(2, min(2000 if device.type == "cuda" else 200, int(3 / (k * plain_step))))
     n_plain = max(2, min(20, int(0.5 / plain_step)))
     engine = Engine(device, precision=pick_precision(precision, device.type))
     jobs = case.jobs(k, n_steps, device)
@@ -177,8 +176,8 @@ def median_ms(work: Callable[[], object], repeats: int) -> float:
     return min(1e3 * statistics.median(seconds(work, cpu) for _ in range(repeats)) for _ in range(3))
 
 
-def filtering(device: torch.device) -> list[Row]:
-    return [filter_row(n, device) for n in FILTER_SIZES]
+def filtering(device: torch.device) -> Iterator[Row]:
+    return (filter_row(n, device) for n in FILTER_SIZES)
 
 
 def filter_row(n: int, device: torch.device) -> Row:
@@ -192,13 +191,13 @@ def filter_row(n: int, device: torch.device) -> Row:
     return {"case": "filter", "buffer": n, "ms_a_call": round(ours, 2), "ratio": ratio}
 
 
-def demo(device: torch.device, precision: str) -> list[Row]:
+def demo(device: torch.device, precision: str) -> Iterator[Row]:
     settings = resolve(dataset="digits", preset_name="demo", device=device.type, precision=precision)
     with tempfile.TemporaryDirectory() as folder:
         experiment = prepare(settings, Path(folder) / "run")
         total = seconds(experiment.go, device)
     shares = {phase: round(s, 2) for phase, s in experiment.account.seconds.items()}
-    return [{"case": "demo", "seconds": round(total, 2), **shares}]
+    yield {"case": "demo", "seconds": round(total, 2), **shares}
 
 
 def show(rows: list[Row]) -> None:
@@ -249,18 +248,20 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     machine = f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(machine, flush=True)
-    parts: dict[str, Callable[[], list[Row]]] = {
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
         "training": lambda: training(device, options.precision),
         "filter": lambda: filtering(device),
         "demo": lambda: demo(device, options.precision),
     }
     rows: list[Row] = []
     for part in options.only.split(","):
-        found = parts[part]()
+        found: list[Row] = []
+        for row in parts[part]():
+            found.append(row)
+            if options.json:  # after every row: what was measured stays, whatever comes
+                options.json.write_text(json.dumps({"machine": machine, "rows": rows + found}, indent=1) + "\n")
         show(found)
         rows += found
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
