@@ -60,7 +60,18 @@ def test_many_parabolas_are_one():
     now = {n: t[None].clone().requires_grad_() for n, t in network.init(9).items()}
     extra = {n: t[None] for n, t in consolidation.extra(network.init(9)).items()}
     images, labels = torch.rand(1, 5, 1, 4, 4), torch.randint(0, 3, (1, 5))
-    one = Step(network, now, images, labels, labels, torch.tensor([1]), torch.tensor(0), torch.tensor(0.0), extra)
+    one = Step(
+        network,
+        now,
+        images,
+        labels,
+        labels,
+        torch.tensor([1]),
+        torch.tensor([0]),
+        torch.tensor([0.0]),
+        torch.tensor([True]),
+        extra,
+    )
     found = torch.autograd.grad(Elastic(strength=30.0).loss(one).sum(), list(now.values()))
     penalty = sum((f[n] * (now[n][0] - w[n]).square()).sum() for f, w in behind for n in now)
     expected = torch.autograd.grad(plain_loss(one).sum() + 30 / 2 * penalty, list(now.values()))
@@ -80,5 +91,16 @@ def test_before_the_first_tasks_end_nothing_is_held():
     extra = {n: t[None] for n, t in Consolidation(8, some_images(0)).extra(weights).items()}
     now = {n: t[None] for n, t in weights.items()}
     images, labels = torch.rand(1, 5, 1, 4, 4), torch.randint(0, 3, (1, 5))
-    one = Step(network, now, images, labels, labels, torch.tensor([1]), torch.tensor(0), torch.tensor(0.0), extra)
+    one = Step(
+        network,
+        now,
+        images,
+        labels,
+        labels,
+        torch.tensor([1]),
+        torch.tensor([0]),
+        torch.tensor([0.0]),
+        torch.tensor([True]),
+        extra,
+    )
     assert torch.equal(Elastic(strength=1e6).loss(one), plain_loss(one))

@@ -4,12 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Job, Rehearsal
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import sample_losses
+from purereplay.purify.aum import Margins
 
 CPU = torch.device("cpu")
 NETWORK = Network(MLP(16, (12, 12)), Head(4))
@@ -154,3 +156,45 @@ def test_shifted_and_flipped_images_are_crops_of_the_padded_ones():
 def test_shifts_take_part_in_training():
     a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", shift_and_flip=s))])[0].loss for s in (False, True))
     assert a != b
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Rehearsal(6, optimizer="adam", clip=0.5),
+        Rehearsal(6, optimizer="sgd", momentum=0.9, cutmix=0.5, clip_norm=0.2),
+        Rehearsal(6, optimizer="adam", n_incoming=3, n_candidates=8, n_replayed=3),
+        Rehearsal(6, optimizer="sgd", technique=Pencil(stage1=1, stage2=3), epoch_steps=2),
+        Rehearsal(6, optimizer="sgd", technique=Margins(), shift_and_flip=True),
+    ],
+    ids=["adam", "sgd", "mir", "pencil", "aum"],
+)
+@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+def test_networks_of_other_ages_rates_and_lengths_train_together(recipe, kind):
+    """Each ends as it does alone; who is done is not touched any more, its batch norms neither."""
+    network = NETWORK if kind == "mlp" else Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(4))
+    shape = (1, 4, 4)
+    jobs = []
+    for k, (n_steps, n_before, rate) in enumerate([(4, 0, 1e-3), (1, 3, 2e-3), (2, 5, 5e-4)]):
+        one = job(k, recipe, n_steps, network=network, shape=shape)
+        one = replace(one, rates=torch.full((n_steps,), rate))
+        if n_before:
+            plain = replace(recipe, technique=None)
+            [older] = Engine(CPU).train([job(k, plain, n_before, network=network, shape=shape)])
+            one = replace(one, state=older.state, optimizer=older.optimizer)
+        extra = {} if recipe.technique is None else recipe.technique.per_sample(one.labels, 4)
+        extra |= {n: torch.zeros(20) for n in Margins.recorded} if isinstance(recipe.technique, Margins) else {}
+        jobs.append(replace(one, extra=extra))
+    together = Engine(CPU).train(jobs)
+    for one, trained in zip(jobs, together, strict=True):
+        [alone] = Engine(CPU).train([one])
+        assert int(trained.optimizer["step"]) == int(alone.optimizer["step"]) == one.steps_before + one.n_steps
+        assert trained.loss == pytest.approx(alone.loss, rel=1e-3, abs=1e-4)
+        for ours, theirs in (
+            (trained.state, alone.state),
+            (trained.optimizer, alone.optimizer),
+            (trained.extra, alone.extra),
+        ):
+            assert set(ours) == set(theirs)
+            for name in ours:
+                torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)

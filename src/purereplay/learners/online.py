@@ -190,13 +190,14 @@ class Online(Learner):
     def _plan(self, now: Batch, size: int) -> _Planned:
         """What the steps on these samples will take and leave."""
         incoming = np.arange(now.n).reshape(-1, size)
+        # the pool's size is the same for every job, so that jobs share a loop
+        padded = Batch(*(_padded(t, _BATCHES_AT_ONCE * self.how.batch_size) for t in now))
         if self.memory is None:
-            return _Planned(None, incoming, now, torch.empty(0, dtype=torch.int64), self.generator)
+            return _Planned(None, incoming, padded, torch.empty(0, dtype=torch.int64), self.generator)
         memory, generator = deepcopy(self.memory), torch.Generator()
         generator.set_state(self.generator.get_state())
         held = memory.contents()
-        # the pool's size is the same for every job, so that jobs share a loop
-        pool = Batch(*(torch.cat([_padded(t, memory.capacity), u]) for t, u in zip(held, now, strict=True)))
+        pool = Batch(*(torch.cat([_padded(t, memory.capacity), u]) for t, u in zip(held, padded, strict=True)))
         row_of_slot = np.zeros(memory.capacity, np.int64)
         row_of_slot[: held.n] = np.arange(held.n)
         incoming = incoming + memory.capacity

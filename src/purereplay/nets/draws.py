@@ -28,10 +28,19 @@ def uniforms(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:
 
     One `stream` per purpose.
     """
-    start = _mix(keys ^ _mix(step * _GOLDEN + (stream + 1))[..., None])  # (*steps, K)
-    position = torch.arange(1, n + 1, device=keys.device) * _GOLDEN
+    return _numbers(_mix(keys ^ _mix(step * _GOLDEN + (stream + 1))[..., None]), n)
+
+
+def _numbers(start: Tensor, n: int) -> Tensor:
+    """n numbers from every start int64 (...): float32 (..., n)."""
+    position = torch.arange(1, n + 1, device=start.device) * _GOLDEN
     bits = _shift_right(_mix(start[..., None] + position), 40)  # the 24 best bits: all a float32 can tell apart
     return bits.float() * 2.0**-24
+
+
+def own_uniforms(keys: Tensor, steps: Tensor, n: int, *, stream: int) -> Tensor:
+    """`uniforms` where every key int64 (K,) is at a step of its own, int64 (K,): float32 (K, n)."""
+    return _numbers(_mix(keys ^ _mix(steps * _GOLDEN + (stream + 1))), n)
 
 
 def permutations(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:

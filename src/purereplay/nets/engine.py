@@ -138,7 +138,7 @@ class Engine:
                 loop = PlainLoop(jobs, self.device, self.precision)
         self._loops[key] = loop
         loop.load(jobs)
-        n_steps = jobs[0].n_steps
+        n_steps = max(job.n_steps for job in jobs)  # who is done earlier waits
         done = 0
         while done < n_steps:
             done += loop.advance(n_steps - done)

@@ -103,9 +103,14 @@ class Job:
         """Jobs of one shape can share a loop."""
         images = self.images.dtype, tuple(self.images.shape)
         replay = None if self.replay is None else tuple(self.replay.shape)
-        listed = None if self.index is None else tuple(self.index.shape)
+        listed = None if self.index is None else (self.step_capacity, self.index.shape[1])
         extra = tuple((name, tuple(t.shape)) for name, t in self.extra.items())
         return self.network, self.recipe, images, replay, self.labels is None, listed, extra
+
+    @property
+    def step_capacity(self) -> int:
+        """How many steps a loop for this rehearsal has room for: jobs of similar length share one."""
+        return max(128, 1 << (self.n_steps - 1).bit_length())
 
     @property
     def steps_before(self) -> int:
@@ -114,9 +119,11 @@ class Job:
 
     @property
     def kind(self) -> Hashable:
-        """Jobs of one kind can be trained in one go: of one shape, they share the optimizer's step and the rates."""
-        rates = None if self.rates is None else self.rates.cpu().numpy().tobytes()
-        return self.shape, self.start, self.steps_before, rates
+        """Jobs of one kind can be trained in one go: of one shape, they share the optimizer's step and the rates.
+
+        In a rehearsal every network has its own.
+        """
+        return self.shape if isinstance(self.recipe, Rehearsal) else (self.shape, self.start, self.steps_before)
 
 
 def first_of_its_kind(jobs: list[Job]) -> list[int]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from purereplay.nets.augment import cutmix, shifted_and_flipped
-from purereplay.nets.draws import uniforms
+from purereplay.nets.draws import own_uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
 from purereplay.nets.loops import capture, joined_pool, network_bytes
-from purereplay.nets.networks import State, is_trained, network_input, prefixed, stack, unstack
+from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss, sample_losses
 
@@ -43,7 +44,7 @@ class _Interference:
             virtual = dict(loop.state)
             for name, g in zip(names, gradients, strict=True):
                 if g is not None:  # a second network may have no part in the answer
-                    virtual[name] = loop.parameters[name] - rate * g
+                    virtual[name] = loop.parameters[name] - rate.view(-1, *(1,) * (g.ndim - 1)) * g
             images, labels = rows(loop.pool, candidates), rows(loop.labels, candidates)
             before, after = (
                 sample_losses(loop.network.outputs(s, images, training=True), labels)
@@ -62,20 +63,16 @@ class RehearsalLoop:
         assert isinstance(recipe, Rehearsal) and job.index is not None
         self.device, self.network, self.recipe = device, job.network, recipe
         self.n_bytes = k * network_bytes(job)
-        self.n_steps = job.index.shape[0]
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
         self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}
         self.first, self.second = (
             {n: torch.zeros_like(p, requires_grad=False) for n, p in self.parameters.items()} for _ in range(2)
         )
-        self.rate = torch.zeros((), device=device)
-        self.optimizer = _make_optimizer(
-            recipe, self.parameters, self.rate, self.first, self.second, capturable=device.type == "cuda"
-        )
         self.pool = torch.zeros(k, *job.images.shape, device=device)
         self.labels = torch.zeros(k, job.images.shape[0], dtype=torch.int64, device=device)
-        self.index = torch.zeros(self.n_steps, k, job.index.shape[1], dtype=torch.int64, device=device)
-        self.rates = torch.zeros(self.n_steps, device=device)
+        self.index = torch.zeros(job.step_capacity, k, job.index.shape[1], dtype=torch.int64, device=device)
+        self.rates = torch.zeros(job.step_capacity, k, device=device)
+        self.lengths = torch.zeros(k, dtype=torch.int64, device=device)  # steps of each network's job
         self.keys = torch.zeros(k, dtype=torch.int64, device=device)
         self.extra = {n: torch.zeros(k, *t.shape, dtype=t.dtype, device=device) for n, t in job.extra.items()}
         self.learned = recipe.technique.learned if recipe.technique else ()
@@ -83,7 +80,10 @@ class RehearsalLoop:
         for name in self.learned:
             self.extra[name].requires_grad_()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.before = torch.zeros((), device=device)  # steps of the optimizer that lie behind
+        self.before = torch.zeros(k, dtype=torch.int64, device=device)  # steps that each network has behind it
+        self.steps, self.idle = (
+            torch.zeros(k, device=device) for _ in range(2)
+        )  # for the optimizer: counts, and 1: skip
         self.loss = torch.zeros(k, device=device)
         interference = recipe.n_candidates and _Interference(recipe.n_incoming, recipe.n_replayed)
         self.interference = interference or None
@@ -96,19 +96,15 @@ class RehearsalLoop:
             t.copy_(torch.stack([j.state[name].to(self.device) for j in jobs]))
         for ours, theirs in ((self.first, "mean"), (self.second, "square")):
             for name, t in ours.items():
-                t.zero_()
-                if jobs[0].optimizer is not None:
-                    given = [j.optimizer[f"{theirs}.{name}"].to(self.device) for j in jobs if j.optimizer is not None]
-                    t.copy_(torch.stack(given))
-        self.before.fill_(jobs[0].steps_before)
-        for moments in self.optimizer.state.values():
-            if "step" in moments:
-                moments["step"].fill_(jobs[0].steps_before)
+                for k, j in enumerate(jobs):
+                    t[k] = 0 if j.optimizer is None else j.optimizer[f"{theirs}.{name}"].to(self.device)
+        self.before.copy_(torch.tensor([j.steps_before for j in jobs]))
+        self.lengths.copy_(torch.tensor([j.n_steps for j in jobs]))
         self.pool.copy_(network_input(joined_pool(jobs, self.device)))
         self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
-        self.index.copy_(torch.stack([j.index for j in jobs if j.index is not None], dim=1))
-        assert jobs[0].rates is not None
-        self.rates.copy_(jobs[0].rates)
+        for k, j in enumerate(jobs):
+            assert j.index is not None and j.rates is not None
+            self.index[: j.n_steps, k], self.rates[: j.n_steps, k] = j.index.to(self.device), j.rates.to(self.device)
         self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))
         for name, t in self.extra.items():
             t.copy_(torch.stack([j.extra[name].to(self.device) for j in jobs]))
@@ -134,11 +130,11 @@ class RehearsalLoop:
         moments = prefixed("mean.", self.first) | prefixed("square.", self.second)
         state = {n: t.detach() for n, t in self.state.items()}
         extra = {n: self.extra[n].detach() for n in (*self.learned, *self.recorded)}
-        step = (self.before + self.n_steps).long()
+        step = (self.before + self.lengths).cpu()
         share = (time.perf_counter() - began) / len(losses)
         return [
             Trained(
-                unstack(state, k), unstack(moments, k) | {"step": step.clone()}, losses[k], share, unstack(extra, k)
+                unstack(state, k), unstack(moments, k) | {"step": step[k].clone()}, losses[k], share, unstack(extra, k)
             )
             for k in range(len(losses))
         ]
@@ -146,68 +142,80 @@ class RehearsalLoop:
     def view(self, index: Tensor) -> Step:
         """A step on these rows (K, B)."""
         images, labels = rows(self.pool, index), rows(self.labels, index)
-        number = self._number()
+        # steps of earlier jobs count: so draws do not depend on how steps were cut into jobs
+        number, active = self.before + self.cursor, self.cursor < self.lengths
         epoch = number / self.recipe.epoch_steps
-        return Step(self.network, self.state, images, labels, index, self.keys, number, epoch, self.extra)
-
-    def _number(self) -> Tensor:
-        """Of the step, those of earlier jobs counted: so draws do not depend on how steps were cut into jobs."""
-        return self.before.long() + self.cursor[0]
+        return Step(self.network, self.state, images, labels, index, self.keys, number, epoch, active, self.extra)
 
     def _step(self) -> None:
         rate = self.rates.index_select(0, self.cursor)[0]
         index = self.index.index_select(0, self.cursor)[0]
+        statistics = {n: t.clone() for n, t in self.state.items() if not is_trained(n)}
         if self.interference is not None:
             index = self.interference.choose(self, index, rate)
+            for name, before in statistics.items():  # what was only tried leaves no trace
+                self.state[name].copy_(before)
         step, mix = self.view(index), None
         if self.recipe.shift_and_flip:
             n = index.shape[1]
-            u = uniforms(self.keys, step.number, 3 * n, stream=_SHIFT).view(-1, n, 3)
+            u = own_uniforms(self.keys, step.number, 3 * n, stream=_SHIFT).view(-1, n, 3)
             step = step._replace(images=shifted_and_flipped(step.images, u))
         if self.recipe.cutmix:
-            u = uniforms(self.keys, step.number, 4, stream=_CUTMIX)
+            u = own_uniforms(self.keys, step.number, 4, stream=_CUTMIX)
             images, mix = cutmix(step.images, step.labels, u, self.recipe.cutmix)
             step = step._replace(images=images)
         technique = self.recipe.technique
         loss = technique.loss(step) if technique else plain_loss(step, mix)
         learned = [self.extra[name] for name in self.learned]
-        gradients = torch.autograd.grad(loss.sum(), [*self.parameters.values(), *learned])
+        gradients = torch.autograd.grad(
+            torch.where(step.active, loss, torch.zeros_like(loss)).sum(), [*self.parameters.values(), *learned]
+        )
         with torch.no_grad():
-            self._update(gradients[: len(self.parameters)], rate)
+            for name, before in statistics.items():
+                t = self.state[name]
+                t.copy_(torch.where(step.active.view(-1, *(1,) * (t.ndim - 1)), t, before))
+            self._update(gradients[: len(self.parameters)], rate, step.active)
             for name, gradient in zip(self.learned, gradients[len(self.parameters) :], strict=True):
                 assert technique is not None
                 technique.update(step, name, self.extra[name], gradient)
-            self.loss.copy_(loss)
+            self.loss.copy_(torch.where(step.active, loss, self.loss))
             self.cursor += 1
 
-    def _update(self, gradients: Sequence[Tensor], rate: Tensor) -> None:
-        """One step of the optimizer on all parameters."""
-        clip, longest = self.recipe.clip, self.recipe.clip_norm
-        if clip is not None:
-            gradients = [g.clamp(-clip, clip) for g in gradients]
-        if longest is not None:
+    def _update(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor) -> None:
+        """One step of Adam, or of stochastic gradient descent with momentum, for every network that takes it."""
+        r = self.recipe
+        if r.clip is not None:
+            gradients = [g.clamp(-r.clip, r.clip) for g in gradients]
+        if r.clip_norm is not None:
             length = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()  # (K,)
-            scale = (longest / length.clamp(min=1e-12)).clamp(max=1)
+            scale = (r.clip_norm / length.clamp(min=1e-12)).clamp(max=1)
             gradients = [g * scale.view(-1, *(1,) * (g.ndim - 1)) for g in gradients]
-        for p, gradient in zip(self.parameters.values(), gradients, strict=True):
-            p.grad = gradient
-        self.rate.copy_(rate)
-        self.optimizer.step()
-
-
-def _make_optimizer(
-    recipe: Rehearsal, parameters: State, rate: Tensor, first: State, second: State, *, capturable: bool
-) -> torch.optim.Optimizer:
-    """Adam, or stochastic gradient descent with momentum, in one pass over all parameters, with these moments."""
-    values, decay = list(parameters.values()), recipe.weight_decay
-    optimizer: torch.optim.Optimizer
-    if recipe.optimizer == "adam":
-        optimizer = torch.optim.Adam(values, lr=rate, weight_decay=decay, fused=True, capturable=capturable)
-        for name, p in parameters.items():
-            step = torch.zeros((), device=p.device)
-            optimizer.state[p] = {"step": step, "exp_avg": first[name], "exp_avg_sq": second[name]}
-    else:
-        optimizer = torch.optim.SGD(values, lr=rate, momentum=recipe.momentum, weight_decay=decay, fused=True)
-        for name, p in parameters.items():
-            optimizer.state[p] = {"momentum_buffer": first[name]}
-    return optimizer
+        self.steps.copy_(self.before + self.cursor + 1)
+        self.idle.copy_(~active)
+        names = list(self.parameters)
+        for k in range(len(self.idle)):
+            parameters = [self.parameters[n].detach()[k] for n in names]
+            own, first = [g[k].contiguous() for g in gradients], [self.first[n][k] for n in names]
+            shared: dict[str, Any] = {
+                "weight_decay": r.weight_decay,
+                "maximize": False,
+                "found_inf": self.idle[k],
+                "lr": rate[k],
+            }
+            if r.optimizer == "adam":
+                second, steps = [self.second[n][k] for n in names], [self.steps[k]] * len(names)
+                torch._fused_adam_(
+                    parameters, own, first, second, [], steps, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, **shared
+                )
+            else:
+                moments = first if r.momentum else []
+                torch._fused_sgd_(
+                    parameters,
+                    own,
+                    moments,
+                    momentum=r.momentum,
+                    dampening=0.0,
+                    nesterov=False,
+                    is_first_step=False,
+                    **shared,
+                )

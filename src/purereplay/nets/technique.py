@@ -23,8 +23,9 @@ class Step(NamedTuple):
     labels: Tensor  # int64 (K, B)
     rows: Tensor  # int64 (K, B): of the job's images
     keys: Tensor  # int64 (K,): of the draws
-    number: Tensor  # int64 (): how many steps the network has behind it
-    epoch: Tensor  # float32 (): how many epochs
+    number: Tensor  # int64 (K,): how many steps each network has behind it
+    epoch: Tensor  # float32 (K,): how many epochs
+    active: Tensor  # bool (K,): who takes this step; the others are done, and nothing of theirs may change
     extra: State  # (K, ...) each: what the job brought for the technique
 
 

@@ -43,9 +43,10 @@ class Margins(Technique):
         with torch.no_grad():
             of_label = logits.gather(2, step.labels[..., None])
             others = logits.scatter(2, step.labels[..., None], -torch.inf)
-            margins = of_label[..., 0] - others.amax(2)
+            taken = step.active[:, None].to(logits.dtype)
+            margins = (of_label[..., 0] - others.amax(2)) * taken
             step.extra["margins"].scatter_add_(1, step.rows, margins)
-            step.extra["visits"].scatter_add_(1, step.rows, torch.ones_like(margins))
+            step.extra["visits"].scatter_add_(1, step.rows, taken.expand_as(margins))
         return sample_losses(logits, step.labels).mean(1)
 
 

@@ -66,10 +66,10 @@ class JoCoR(Technique):
         assert isinstance(step.network, Twins)
         losses = self.joint(*step.network.both(step.state, step.images), step.labels)
         n = losses.shape[1]
-        share = 1 - self.forget * (step.epoch / self.epochs).clamp(max=1)
+        share = 1 - self.forget * (step.epoch / self.epochs).clamp(max=1)[:, None]
         n_kept = (share * n + 1e-4).floor().clamp(min=1)  # whole, whatever the rounding of the share
         rank = losses.detach().argsort(dim=1, stable=True).argsort(1)
-        return torch.where(rank < n_kept, losses, torch.zeros_like(losses)).sum(1) / n_kept
+        return torch.where(rank < n_kept, losses, torch.zeros_like(losses)).sum(1) / n_kept[:, 0]
 
     def joint(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
         """Loss of every sample (K, B) from the two networks' logits (K, B, classes)."""

@@ -59,4 +59,4 @@ class Pencil(Technique):
 
     def update(self, step: Step, name: str, value: Tensor, gradient: Tensor) -> None:
         repairing = (step.epoch >= self.stage1) & (step.epoch < self.stage2)
-        value.sub_(self.rate * repairing * gradient)
+        value.sub_(self.rate * repairing[:, None, None] * gradient)
