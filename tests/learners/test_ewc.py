@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from purereplay.data.seeds import derive_seed
 from purereplay.learners.ewc import Consolidation, Elastic, fisher
 from purereplay.nets import draws
 from purereplay.nets.networks import MLP, Head, Network, State, is_trained, stack
@@ -17,8 +18,14 @@ def some_images(n: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
+def a_step(network: Network, state: State, extra: State) -> Step:
+    images, labels = torch.rand(1, 5, 1, 4, 4), torch.randint(0, 3, (1, 5))
+    first = (torch.tensor([1]), torch.tensor([0]), torch.tensor([0.0]), torch.tensor([True]))
+    return Step(network, state, images, labels, labels, *first, extra)
+
+
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_fisher_is_the_mean_square_of_single_samples_gradients(kind, monkeypatch):
+def test_fisher_is_the_mean_square_of_single_samples_gradients(kind):
     network, images = NETWORKS[kind], some_images(11)
     weights = network.init(0)
     found = fisher(network, weights, images, seed=4)
@@ -35,7 +42,7 @@ def test_fisher_is_the_mean_square_of_single_samples_gradients(kind, monkeypatch
         torch.testing.assert_close(t.double(), expected[name], rtol=1e-3, atol=1e-8)
 
 
-def test_labels_are_drawn_from_the_networks_own_predictions(monkeypatch):
+def test_labels_are_drawn_from_the_networks_own_predictions():
     """With the label drawn from p, the expectation of a squared gradient of a bias of the head is p (1 − p)."""
     network = NETWORKS["mlp"]
     weights = network.init(1)
@@ -54,24 +61,12 @@ def test_many_parabolas_are_one():
         weights = network.init(task)
         consolidation.saw(some_images(20, task))
         assert torch.equal(consolidation.images, some_images(20, task)[-8:])
-        behind.append((fisher(network, weights, consolidation.images, _seed(task)), weights))
+        behind.append((fisher(network, weights, consolidation.images, derive_seed(1, "fisher", task)), weights))
         consolidation.end_task(network, weights, seed=1)
         assert len(consolidation.images) == 0
     now = {n: t[None].clone().requires_grad_() for n, t in network.init(9).items()}
     extra = {n: t[None] for n, t in consolidation.extra(network.init(9)).items()}
-    images, labels = torch.rand(1, 5, 1, 4, 4), torch.randint(0, 3, (1, 5))
-    one = Step(
-        network,
-        now,
-        images,
-        labels,
-        labels,
-        torch.tensor([1]),
-        torch.tensor([0]),
-        torch.tensor([0.0]),
-        torch.tensor([True]),
-        extra,
-    )
+    one = a_step(network, now, extra)
     found = torch.autograd.grad(Elastic(strength=30.0).loss(one).sum(), list(now.values()))
     penalty = sum((f[n] * (now[n][0] - w[n]).square()).sum() for f, w in behind for n in now)
     expected = torch.autograd.grad(plain_loss(one).sum() + 30 / 2 * penalty, list(now.values()))
@@ -79,28 +74,10 @@ def test_many_parabolas_are_one():
         torch.testing.assert_close(g, e, rtol=1e-3, atol=1e-6)
 
 
-def _seed(task: int) -> int:
-    from purereplay.data.seeds import derive_seed
-
-    return derive_seed(1, "fisher", task)
-
-
 def test_before_the_first_tasks_end_nothing_is_held():
     network = NETWORKS["mlp"]
     weights = network.init(0)
     extra = {n: t[None] for n, t in Consolidation(8, some_images(0)).extra(weights).items()}
     now = {n: t[None] for n, t in weights.items()}
-    images, labels = torch.rand(1, 5, 1, 4, 4), torch.randint(0, 3, (1, 5))
-    one = Step(
-        network,
-        now,
-        images,
-        labels,
-        labels,
-        torch.tensor([1]),
-        torch.tensor([0]),
-        torch.tensor([0.0]),
-        torch.tensor([True]),
-        extra,
-    )
+    one = a_step(network, now, extra)
     assert torch.equal(Elastic(strength=1e6).loss(one), plain_loss(one))

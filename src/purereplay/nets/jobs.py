@@ -119,7 +119,7 @@ class Job:
 
     @property
     def kind(self) -> Hashable:
-        """Jobs of one kind can be trained in one go: of one shape, they share the optimizer's step and the rates.
+        """Jobs of one kind can be trained in one go: of one shape, they share step count and schedule.
 
         In a rehearsal every network has its own.
         """

@@ -81,9 +81,8 @@ class RehearsalLoop:
             self.extra[name].requires_grad_()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.before = torch.zeros(k, dtype=torch.int64, device=device)  # steps that each network has behind it
-        self.steps, self.idle = (
-            torch.zeros(k, device=device) for _ in range(2)
-        )  # for the optimizer: counts, and 1: skip
+        # for the optimizer: how many steps each network has taken, and 1 for who takes none any more
+        self.steps, self.idle = (torch.zeros(k, device=device) for _ in range(2))
         self.loss = torch.zeros(k, device=device)
         interference = recipe.n_candidates and _Interference(recipe.n_incoming, recipe.n_replayed)
         self.interference = interference or None
