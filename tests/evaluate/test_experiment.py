@@ -16,6 +16,7 @@ from purereplay.evaluate.settings import FORMAT, RunSettings, on_device, resolve
 from purereplay.evaluate.sweep import combinations
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine, drive_together
+from purereplay.report.console import finished
 from purereplay.report.pictures import draw_run
 
 TINY = {"expert_epochs": "3", "base_epochs": "2", "finetune_epochs": "2", "hidden": "16", "projection_size": "8"}
@@ -340,3 +341,16 @@ def test_every_setting_has_a_comment_that_explains_it():
     assert len(fields) == len(SprSettings.__dataclass_fields__)
     short = {"finetune_batch"}
     assert all("#" in line for line in fields if line.split(":")[0].strip() not in short)
+
+
+def test_multitask_is_judged_once_when_it_has_seen_everything(tmp_path):
+    chosen = {"hidden": "16", "multitask_epochs": "1"}
+    settings = resolve(dataset="digits", learner="multitask", preset_name="demo", overrides=chosen, device="cpu")
+    result = prepare(settings, tmp_path / "run").go()
+    assert len(result["accuracy_after_task"]) == 1 and result["forgetting"] is None
+    assert len(result["task_accuracies"]) == 5
+    assert result["steps"]["scratch"] == 1437 // 16
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["task"] for line in lines if line["event"] == "task"] == [4] and lines[-1]["event"] == "task"
+    finished(tmp_path / "run", result)
+    assert (tmp_path / "run" / "run.png").exists()

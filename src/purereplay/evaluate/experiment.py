@@ -91,13 +91,14 @@ class Experiment:
         if learner.pending:
             report = yield from learner.work()
             return {} if report is None else self.judge.buffer_line(report)
-        is_last = n_judged == len(ends) - 1
-        if n_judged < len(ends) and self.position >= ends[n_judged] and (self.finished or not is_last):
-            if learner.wants_task_ends and self.n_ended == n_judged:
+        to_judge = range(len(ends))[-1:] if learner.is_offline else range(len(ends))
+        task = to_judge[n_judged] if n_judged < len(to_judge) else None
+        if task is not None and self.position >= ends[task] and (self.finished or task < len(ends) - 1):
+            if learner.wants_task_ends and self.n_ended == task:
                 learner.end_task()
                 self.n_ended += 1
                 return {}
-            return self.judge.task_line(n_judged, (yield from learner.classify()))
+            return self.judge.task_line(task, (yield from learner.classify()))
         if self.position < len(self.stream):
             wanted = learner.appetite(self.settings.lookahead)
             stop = min(self.position + wanted, next(end for end in ends if end > self.position))

@@ -53,7 +53,7 @@ def _plan_rival(name: str, options: RivalSettings, task_ends: tuple[int, ...]) -
         return Plan(n_pieces, {"online": -(-task_ends[-1] // options.batch_size)})
     assert options.memory_size is not None
     epochs = options.gdumb_epochs if name == "gdumb" else options.multitask_epochs
-    held = [min(end, options.memory_size) if name == "gdumb" else end for end in task_ends]
+    held = [min(end, options.memory_size) for end in task_ends] if name == "gdumb" else [task_ends[-1]]
     return Plan(n_pieces, {"scratch": sum(epochs * max(1, n // options.scratch_batch) for n in held)})
 
 

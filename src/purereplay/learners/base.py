@@ -43,6 +43,7 @@ class Learner(ABC):
     image_shape: tuple[int, int, int]
     n_done: int  # buffers, or pieces of the stream, worked through so far
     wants_task_ends = False  # whether `end_task` is called
+    is_offline = False  # whether it learns only once it has seen everything: then it is judged at the end alone
 
     def appetite(self, lookahead: int) -> int:
         """How many samples it is best given at once; `lookahead` is how many buffers may wait."""

@@ -1,7 +1,7 @@
 """Learners that only remember, and train a fresh network on what they hold whenever a classifier is wanted.
 
 GDumb holds a greedily balanced memory and trains with warm restarts and CutMix; Multitask, the upper bound, holds
-everything. The classifier is kept until the memory changes.
+everything, and is judged at the end alone. The classifier is kept until the memory changes.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class FromScratch(Learner):
     engine: Engine
     seed: int = 0
     constants: State = field(default_factory=dict)  # what the technique works with
+    is_offline: bool = False  # Multitask
     waiting: list[Batch] = field(default_factory=list, init=False)  # taken, but not offered to the memory yet
     n_done: int = field(default=0, init=False)  # batches offered so far
     generator: torch.Generator = field(init=False)  # of the memory; goes on from batch to batch

@@ -148,17 +148,17 @@ def build_rival(
     memory = _memory(name, s, image_shape, n_classes, n_stream, engine)
     if name in ("gdumb", "multitask"):
         assert memory is not None
-        return FromScratch(
-            network, n_classes, image_shape, memory, _training(name, s, technique), engine, seed, constants
-        )
+        how = _training(name, s, technique)
+        offline = name == "multitask"
+        return FromScratch(network, n_classes, image_shape, memory, how, engine, seed, constants, offline)
     consolidation = None
     if name == "ewc":
         nothing = torch.empty((0, *image_shape), dtype=torch.uint8, device=engine.device)
         assert s.memory_size is not None
         consolidation, technique = Consolidation(s.memory_size, nothing), Elastic(s.ewc_strength)
     candidates = s.candidates if name == "mir" else 0
-    how = OnlineTraining(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip, technique)
-    return Online(network, n_classes, image_shape, memory, how, engine, seed, consolidation, constants)
+    online = OnlineTraining(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip, technique)
+    return Online(network, n_classes, image_shape, memory, online, engine, seed, consolidation, constants)
 
 
 def _technique(s: RivalSettings) -> Technique | None:

@@ -110,8 +110,9 @@ def _show_result(path: Path, result: Line) -> None:
     draw_run(path, path / "run.png")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("accuracy at the end", percent(result["accuracy"]))
-    table.add_row("after each task", "  ".join(percent(a) for a in result["accuracy_after_task"]))
-    table.add_row("forgetting", percent(result["forgetting"]))
+    if len(result["accuracy_after_task"]) > 1:
+        table.add_row("after each task", "  ".join(percent(a) for a in result["accuracy_after_task"]))
+        table.add_row("forgetting", percent(result["forgetting"]))
     table.add_row("noise in the stream", percent(result["stream_noise"]))
     if result["n_passed"] is not None:
         table.add_row("noise in what passed the filter", percent(result["passed_noise"]))

@@ -61,7 +61,7 @@ def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
     if not tasks:
         return
     names = ["/".join(map(str, line["classes"][:5])) for line in tasks]
-    for j in range(len(tasks)):  # how each task's own accuracy holds up
+    for j in range(len(tasks) if len(tasks) > 1 else 0):  # how each task's own accuracy holds up
         later = [(i, line["task_accuracies"][j]) for i, line in enumerate(tasks) if i >= j]
         points = [(i, 100 * a) for i, a in later if a is not None]
         label = "on one task, since it was learned" if j == 0 else None
