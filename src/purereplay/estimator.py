@@ -297,9 +297,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         device = pick_device(self.device)
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
         learner = build_spr(options, image_shape=shape, n_classes=0, engine=engine, seed=seed, vectors=vectors)
-        # one buffer after the other is exact whatever the pieces in which the stream comes; with the GPU's fused loop,
-        # which is for images, so are many side by side
-        self._audited = AuditedLearner(learner, lookahead=64 if device == "cuda" and not vectors else 1)
+        # the bits shall not depend on the pieces in which the stream comes. One buffer after the other they never do;
+        # with the GPU's fused loop, which is for experts on images, training many side by side changes none either
+        learner.judges_apart = True
+        together = device == "cuda" and not vectors and options.filter == "self-centered"
+        self._audited = AuditedLearner(learner, lookahead=64 if together else 1)
         self._options, self._labels, self._names = options, LabelBook(), SampleNames()
         self.n_seen_ = 0
         if vectors:

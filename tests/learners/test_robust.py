@@ -170,10 +170,10 @@ def by_virtual_step(technique: LearningToReweight, one: Step, alpha: float = 1.0
     return torch.stack(all_weights)
 
 
-def clean_set(n: int = 20) -> dict[str, torch.Tensor]:
+def clean_set(n: int = 20, size: int = 4) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     return {
-        "clean_images": torch.randint(0, 256, (K, n, 1, 4, 4), dtype=torch.uint8, generator=generator),
+        "clean_images": torch.randint(0, 256, (K, n, 1, size, size), dtype=torch.uint8, generator=generator),
         "clean_labels": torch.randint(0, C, (K, n), generator=generator),
     }
 
@@ -252,28 +252,29 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
         "aum": Margins(),
     }
     technique = techniques.get(name)
-    plain = NETWORK if network == "mlp" else Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(C))
+    size = 4 if network == "mlp" else 8  # a ResNet on 4×4 is chaotic: with AUM 1e-6 is 0.015 after three steps
+    plain = NETWORK if network == "mlp" else Network(ResNet18(channels=1, size=size, stem="small", width=4), Head(C))
     net = plain if technique is None else technique.prepare(plain)
     recipe = Rehearsal(6, "sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
     recipe = replace(recipe, n_incoming=3, n_candidates=8, n_replayed=3) if name == "mir" else recipe
     jobs, listed = [], 11 if name == "mir" else 6
     for k in range(2):
         generator = torch.Generator().manual_seed(k)
-        images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8, generator=generator)
+        images = torch.randint(0, 256, (20, 1, size, size), dtype=torch.uint8, generator=generator)
         labels = torch.randint(0, C, (20,), generator=generator)
         index = torch.stack([torch.randperm(20, generator=generator)[:listed] for _ in range(3)])
         state = net.init(k)
         extra = {} if technique is None else technique.per_sample(labels, C)
-        extra |= {n: t[k] for n, t in clean_set().items()} if name == "l2r" else {}
+        extra |= {n: t[k] for n, t in clean_set(size=size).items()} if name == "l2r" else {}
         if name == "ewc":
             extra |= {f"{what}.{n}": torch.rand_like(t) for n, t in state.items() for what in ("centre", "stiffness")}
             extra = {n: t for n, t in extra.items() if "running" not in n}
         extra |= {n: torch.zeros(20) for n in Margins.recorded} if name == "aum" else {}
-        rates = torch.full((3,), 1e-3)  # a ResNet on tiny images is chaotic: 1e-6 is 0.1 after more steps
+        rates = torch.full((3,), 1e-3)
         jobs.append(Job("test", net, state, recipe, images, k, labels=labels, index=index, rates=rates, extra=extra))
     there, here = (Engine(torch.device(device)).train(jobs) for device in ("cuda", "cpu"))
     assert not caplog.records  # nothing fell back
     for a, b in zip(there, here, strict=True):
         for one, other in ((a.state, b.state), (a.extra, b.extra)):
             for n in one:
-                torch.testing.assert_close(one[n].cpu(), other[n], rtol=1e-2, atol=1e-3)
+                torch.testing.assert_close(one[n].cpu(), other[n], rtol=1e-3, atol=1e-4)

@@ -78,6 +78,7 @@ class SPR(Learner):
     tail: Literal["process", "drop"] = "process"
     brought: Tensor | None = None  # (N, d): features by sample index, where the filter's are not an expert's
     reseed: bool = False  # True: the same random numbers for every buffer, as the released code draws them
+    judges_apart: bool = False  # buffer by buffer, slower on a GPU, where the bits depend on what is judged together
     queue: list[Waiting] = field(default_factory=list, init=False)
     n_queued: int = field(default=0, init=False)  # delayed buffers filled so far
     n_done: int = field(default=0, init=False)  # delayed buffers worked through so far
@@ -199,6 +200,8 @@ class SPR(Learner):
 
     def _judge(self, new: list[Waiting], features: list[Tensor]) -> list[Verdict[Tensor]]:
         """What the Self-Centered filter says of every buffer; it depends on nothing but the buffer and its features."""
+        if self.judges_apart and len(new) > 1:
+            return [self._judge([w], [own])[0] for w, own in zip(new, features, strict=True)]
         f = self.filtering
         return judge_many(
             features,
