@@ -3,10 +3,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from purereplay.data.datasets import load
+from purereplay.data.datasets import load, validation
 from purereplay.errors import UserError
 from purereplay.evaluate import experiment as experiments
 from purereplay.evaluate.experiment import make_stream, prepare
@@ -212,10 +213,18 @@ def test_another_stream_than_the_one_it_began_with_is_refused(tmp_path, monkeypa
 def test_a_run_of_an_older_format_is_refused_in_one_sentence(tmp_path):
     RunDirectory.create(tmp_path / "run", tiny())
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
-    for old in (1, FORMAT - 1, None):
+    for old in (1, 2, None):
         (tmp_path / "run" / "settings.json").write_text(json.dumps(settings | {"format": old}))
         with pytest.raises(UserError, match=f"The run has format {old}, this version reads format {FORMAT}."):
             RunDirectory.open(tmp_path / "run")
+
+
+def test_a_run_from_before_there_was_validation_is_still_read(tmp_path):
+    RunDirectory.create(tmp_path / "run", tiny())
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    del settings["validation"]
+    (tmp_path / "run" / "settings.json").write_text(json.dumps(settings | {"format": 3}))
+    assert RunDirectory.open(tmp_path / "run")[1] == tiny()
 
 
 @pytest.mark.parametrize(("name", "content"), [("settings.json", "{"), ("settings.json", '{"format": 99}')])
@@ -354,3 +363,27 @@ def test_multitask_is_judged_once_when_it_has_seen_everything(tmp_path):
     assert [line["task"] for line in lines if line["event"] == "task"] == [4] and lines[-1]["event"] == "task"
     finished(tmp_path / "run", result)
     assert (tmp_path / "run" / "run.png").exists()
+
+
+def test_validation_judges_on_training_data_that_the_stream_goes_without(tmp_path):
+    chosen = tiny(validation=True)
+    digits = load("digits")
+    experiment = prepare(chosen, tmp_path / "run")
+    held = validation(digits).held_out
+    assert 144 <= len(held) <= 150  # a tenth of each class, rounded up
+    assert np.array_equal(experiment.judge.test_images.numpy(), digits.images[held])
+    assert np.array_equal(experiment.judge.test_labels.numpy(), digits.true_labels[held])
+    passed = experiment.stream.batch(0, len(experiment.stream)).images.flatten(1).numpy()
+    kept = np.delete(digits.images, held, axis=0).reshape(len(passed), -1)
+    assert np.array_equal(kept[np.lexsort(kept.T)], passed[np.lexsort(passed.T)])
+    assert experiment.judge.stream_noise == pytest.approx(0.4, abs=0.01)
+    result = experiment.go()
+    assert result["judged_on"] == "validation" and 0 < result["accuracy"] <= 1
+    other = prepare(tiny(validation=True, seed=2), tmp_path / "other")
+    assert torch.equal(other.judge.test_images, experiment.judge.test_images)  # the same tenth for every seed
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["validation"] is True
+
+
+def test_nothing_is_held_out_where_the_truth_is_unknown():
+    with pytest.raises(UserError, match="Nobody knows the true labels of digits"):
+        validation(replace(load("digits"), true_labels=None))

@@ -55,6 +55,12 @@ def test_filters_are_known_by_the_papers_names(run, e5, e20):
     assert method_of(run, paper_table("filtering_e20", "mnist")) == e20
 
 
+def test_what_was_judged_on_validation_data_is_not_beside_the_paper():
+    table = paper_table("overall_accuracy", "mnist")
+    assert not cells_of(table, [result("spr") | {"judged_on": "validation"}])
+    assert cells_of(table, [result("spr") | {"judged_on": "test"}])
+
+
 def test_cells_are_means_over_seeds_with_a_verdict():
     table = paper_table("overall_accuracy", "mnist")
     results = [result("spr", 0.85, seed=1), result("spr", 0.87, seed=2), result("crs", 0.2, robust="none")]

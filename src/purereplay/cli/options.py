@@ -52,6 +52,14 @@ Features = Annotated[
     Path | None,
     typer.Option(help="npz file: its array `features`, a row for each training image, takes the experts' place."),
 ]
+Validation = Annotated[
+    bool,
+    typer.Option(
+        "--validation",
+        help="Judge on a tenth of the training data, which the stream then goes without, in the place of the test "
+        "data: for choosing settings.",
+    ),
+]
 
 
 def asked(
@@ -69,6 +77,7 @@ def asked(
     filter_: Filter = None,
     graphs: Graphs = None,
     features: Features = None,
+    validation: Validation = False,
     set_: SetOption = None,
 ) -> Any:
     """The settings of the run that the options ask for."""
@@ -85,6 +94,7 @@ def asked(
         seed=seed,
         device=device,
         precision=precision,
+        validation=validation,
         features=None if features is None else str(features),
         overrides=overrides(set_, robust=robust, filter=filter_, graphs=graphs),
     )

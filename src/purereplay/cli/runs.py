@@ -17,6 +17,7 @@ from purereplay.cli.options import (
     LearnerName,
     Precision,
     Robust,
+    Validation,
     takes_run_options,
 )
 from purereplay.errors import UserError
@@ -91,6 +92,7 @@ def sweep(
     filter_: Filter = None,
     graphs: Graphs = None,
     features: Features = None,
+    validation: Validation = False,
     set_: SetOption = None,
 ) -> None:
     """Run every combination of lists, trained side by side wherever networks have one shape.
@@ -123,7 +125,10 @@ def sweep(
     }
     chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
     brought = None if features is None else str(features)
-    console.sweep(combinations(lists, chosen, device=device, precision=precision, out=out, features=brought))
+    runs = combinations(
+        lists, chosen, device=device, precision=precision, out=out, validation=validation, features=brought
+    )
+    console.sweep(runs)
 
 
 @app.command()

@@ -5,7 +5,7 @@ noisy. `given_labels` turns one into the labels a stream carries; from there on 
 CIFAR-10N's five label sets are five names: `cifar10n` (the worst), `cifar10n-aggregate`, `cifar10n-random1` … 3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +21,18 @@ from purereplay.data.seeds import derive_seed
 from purereplay.data.sources import Source
 from purereplay.errors import UserError
 
-__all__ = ["INFOS", "Dataset", "DatasetInfo", "clean_index", "found_at", "given_labels", "info_for", "load", "names"]
+__all__ = [
+    "INFOS",
+    "Dataset",
+    "DatasetInfo",
+    "clean_index",
+    "found_at",
+    "given_labels",
+    "info_for",
+    "load",
+    "names",
+    "validation",
+]
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -37,6 +48,7 @@ class Dataset:
     given_labels: Labels | None  # (N,); None: clean data, to which noise can be added
     test_images: Images
     test_labels: Labels
+    held_out: NDArray[np.int64] | None = None  # rows of the training files that are `test_images` now; see `validation`
 
 
 # the files that each dataset needs; digits need none
@@ -137,6 +149,28 @@ def clean_index(dataset: Dataset, n_each: int, seed: int) -> NDArray[np.int64]:
             )
         chosen.append(dice.choice(members, n_each, replace=False))
     return np.concatenate(chosen).astype(np.int64)
+
+
+def validation(dataset: Dataset) -> Dataset:
+    """The dataset for choosing settings: a tenth of each class is held out of the training data and judged on.
+
+    It is the same tenth for every seed; the test data play no part.
+    """
+    labels = dataset.true_labels
+    if labels is None:
+        raise UserError(f"Nobody knows the true labels of {dataset.info.name}, so none can be held out to judge on.")
+    dice = np.random.default_rng(derive_seed(0, "validation"))
+    members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    out = np.sort(np.concatenate([dice.choice(rows, -(-len(rows) // 10), replace=False) for rows in members]))
+    return replace(
+        dataset,
+        images=np.delete(dataset.images, out, axis=0),
+        true_labels=np.delete(labels, out),
+        given_labels=None if dataset.given_labels is None else np.delete(dataset.given_labels, out),
+        test_images=dataset.images[out],
+        test_labels=labels[out],
+        held_out=out,
+    )
 
 
 def _sources(name: str) -> tuple[Source, ...]:

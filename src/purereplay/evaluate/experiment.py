@@ -23,6 +23,7 @@ import purereplay
 from purereplay.data import datasets
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import Dataset
+from purereplay.data.download import Progress
 from purereplay.data.episodes import tasks_for
 from purereplay.data.features import read_rows
 from purereplay.data.streams import Stream
@@ -165,6 +166,7 @@ class Experiment:
             "preset": s.preset,
             "budget": s.budget,
             "seed": s.seed,
+            "judged_on": "validation" if s.validation else "test",
             **summary(self.run.lines, self.judge.stream_noise, s.noise_rate),
             "steps": self.account.steps,
             "seconds": {phase: round(v, 3) for phase, v in (seconds | {"total": sum(seconds.values())}).items()},
@@ -186,7 +188,7 @@ def prepare(
 
     Runs that are to be driven together share an engine, and may share a dataset that is loaded already.
     """
-    dataset = dataset or datasets.load(settings.dataset)
+    dataset = dataset or load(settings)
     given, stream = make_stream(settings, dataset)
     engine = engine or Engine(torch.device(settings.device), precision=settings.precision)
     judge = Judge(
@@ -204,6 +206,12 @@ def prepare(
     if resume:
         experiment._restore()
     return experiment
+
+
+def load(settings: RunSettings, progress: Progress | None = None) -> Dataset:
+    """The data of a run."""
+    dataset = datasets.load(settings.dataset, progress=progress)
+    return datasets.validation(dataset) if settings.validation else dataset
 
 
 def make_stream(settings: RunSettings, dataset: Dataset) -> tuple[NDArray[np.int64], Stream]:
@@ -228,11 +236,13 @@ def bring_features(settings: RunSettings, dataset: Dataset) -> torch.Tensor | No
     if settings.features is None:
         return None
     rows = read_rows(Path(settings.features))
-    if len(rows) != len(dataset.images):
+    n_images = len(dataset.images) + (0 if dataset.held_out is None else len(dataset.held_out))
+    if len(rows) != n_images:
         raise UserError(
             f"{settings.features} has features of {len(rows)} samples, but {settings.dataset} has "
-            f"{len(dataset.images)} training images."
+            f"{n_images} training images."
         )
+    rows = rows if dataset.held_out is None else np.delete(rows, dataset.held_out, axis=0)
     return torch.from_numpy(rows)
 
 

@@ -22,7 +22,7 @@ from purereplay.learners.settings import (
 )
 from purereplay.nets.loops import Precision
 
-FORMAT = 3  # of the run directory
+FORMAT = 4  # of the run directory
 _OWN_NOISE = 0.2  # share of wrong labels that a method which must be told one assumes of data that come noisy
 
 
@@ -40,6 +40,7 @@ class RunSettings:
     seed: int
     device: str  # "cpu", "cuda"
     precision: Precision  # of the networks' products in training
+    validation: bool  # whether it is judged on held-out training data in the place of the test data
     features: str | None  # file whose features the filter uses in the place of experts'
     lookahead: int  # full delayed buffers taken at once, whose experts may train side by side
     options: SprSettings | RivalSettings  # resolved: preset, dataset, budget and --set are in it
@@ -57,6 +58,7 @@ def resolve(
     seed: int = 1,
     device: str = "auto",
     precision: str = "auto",
+    validation: bool = False,
     features: str | None = None,
     overrides: dict[str, str] | None = None,
 ) -> RunSettings:
@@ -97,6 +99,7 @@ def resolve(
         seed=seed,
         device=chosen,
         precision=pick_precision(precision, chosen),
+        validation=validation,
         features=features,
         lookahead=64 if chosen == "cuda" else 8,
         options=options,
@@ -152,6 +155,8 @@ def to_json(settings: RunSettings) -> dict[str, Any]:
 
 def read_settings(values: dict[str, Any]) -> RunSettings:
     """The settings of a saved run."""
+    if values.get("format") == 3:  # which had no validation
+        values = {**values, "format": FORMAT, "validation": False}
     if values.get("format") != FORMAT:
         raise UserError(f"The run has format {values.get('format')!r}, this version reads format {FORMAT}.")
     names = {f.name for f in fields(RunSettings)}

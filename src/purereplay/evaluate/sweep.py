@@ -16,6 +16,7 @@ def combinations(
     device: str,
     precision: str,
     out: Path,
+    validation: bool = False,
     features: str | None = None,
 ) -> dict[Path, RunSettings]:
     """One run per combination of the comma-separated values, in folders named after what varies.
@@ -47,6 +48,7 @@ def combinations(
             seed=_whole("seed", chosen["seed"]),
             device=device,
             precision=precision,
+            validation=validation,
             features=features,
             overrides={name: chosen[name] for name in overrides},
         )

@@ -73,12 +73,13 @@ def verdict(ours: float, theirs: float | None) -> str:
 
 
 def cells_of(table: PaperTable, results: list[Result]) -> Cells:
-    """Our runs in the table's cells, over their seeds."""
+    """Our runs in the table's cells, over their seeds; those judged on validation data have no place there."""
     values: dict[tuple[str, Column], dict[int, float]] = defaultdict(dict)
     for result in results:
         method = method_of(result, table)
         value = result.get(table.measure)
-        if method is not None and value is not None and result["dataset"] == table.dataset:
+        judged = result["dataset"] == table.dataset and result.get("judged_on", "test") == "test"
+        if method is not None and value is not None and judged:
             column = Column(result["noise"], result["noise_rate"])
             values[method, column][result["seed"]] = 100 * value
     return {key: Cell([by_seed[s] for s in sorted(by_seed)]) for key, by_seed in values.items()}

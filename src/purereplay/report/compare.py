@@ -92,7 +92,8 @@ def who(settings: RunSettings) -> str:
 
 def what(settings: RunSettings) -> str:
     noise = "own labels" if settings.noise == "none" else f"{settings.noise} {100 * settings.noise_rate:g} %"
-    return f"{settings.dataset}, {noise}" + ("" if settings.episode == "A" else f", episode {settings.episode}")
+    more = [] if settings.episode == "A" else [f"episode {settings.episode}"]
+    return ", ".join([settings.dataset, noise, *more, *(["validation"] if settings.validation else [])])
 
 
 def compare(paths: list[Path], measure: str, picture: Path | None) -> None:

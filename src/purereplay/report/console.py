@@ -78,14 +78,15 @@ def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:
         bars = stack.enter_context(progress_bars())
         show = Show(bars)
         engine = Engine(torch.device(settings[0].device), precision=settings[0].precision, watch=show.training)
-        loaded: dict[str, Dataset] = {}
+        loaded: dict[tuple[str, bool], Dataset] = {}
         for s, path in zip(settings, paths, strict=True):
             resume = (path / "settings.json").exists()
             if resume:
                 stack.enter_context(RunDirectory(path).locked())
-            if s.dataset not in loaded:
-                loaded[s.dataset] = data.load(s.dataset, progress=download_bars(bars))
-            experiment = experiments.prepare(s, path, resume=resume, engine=engine, dataset=loaded[s.dataset])
+            which = s.dataset, s.validation
+            if which not in loaded:
+                loaded[which] = experiments.load(s, download_bars(bars))
+            experiment = experiments.prepare(s, path, resume=resume, engine=engine, dataset=loaded[which])
             if not resume:
                 stack.enter_context(experiment.run.locked())
             show.experiments.append(experiment)
@@ -123,6 +124,8 @@ def _show_result(path: Path, result: Line) -> None:
     times = "  ".join(f"{phase} {duration(s)}" for phase, s in result["seconds"].items() if phase != "total")
     table.add_row("time", f"{duration(result['seconds']['total'])}  ({times})")
     out.print(table)
+    if result.get("judged_on") == "validation":
+        out.print("judged on held-out training data, not on the test data")
     if result["budget"] != 1:
         out.print(f"at {result['budget']:g} times the preset's self-supervised epochs")
     out.print(f"in [bold]{path}[/bold]: result.json, metrics.jsonl, run.png")
@@ -132,7 +135,7 @@ def estimate(settings: RunSettings) -> None:
     """Show steps, memory and time of a run that is not started."""
     info = info_for(settings.dataset)
     with progress_bars() as bars:
-        dataset = data.load(settings.dataset, progress=download_bars(bars))
+        dataset = experiments.load(settings, download_bars(bars))
     _, stream = experiments.make_stream(settings, dataset)
     engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
