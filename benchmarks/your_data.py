@@ -105,7 +105,7 @@ def plain_replay(folder: Path, truth: Truth, seed: int, *, shuffled: bool) -> fl
     daily = PRESETS["daily"]
     settings = rival_settings(
         "crs",
-        "default",
+        "demo",
         {"hidden": str(daily["hidden"])},
         memory_size=daily["purified_size"],
         image_shape=shape,

@@ -52,6 +52,7 @@ def test_a_run_writes_what_it_promises(undisturbed):
     assert set(result["seconds"]) == {"expert", "base", "finetune", "other", "total"}
     assert result["versions"]["torch"] == torch.__version__ and result["device"].startswith("cpu")
     assert result["stream_noise"] == pytest.approx(0.4, abs=0.01)
+    assert result["changed"] == {name: int(value) for name, value in TINY.items()} and result["judged_on"] == "test"
     lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines].count("task") == 5
     assert [line["buffer"] for line in lines if line["event"] == "buffer"] == list(range(15))

@@ -23,7 +23,6 @@ SMALL = {
     "rival": {  # for a stream of a few hundred samples
         "memory_size": "30",
         "hidden": "24",
-        "rate": "0.01",
         "candidates": "20",
         "gdumb_epochs": "60",
         "gdumb_cutmix": "0",

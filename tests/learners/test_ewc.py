@@ -81,3 +81,21 @@ def test_before_the_first_tasks_end_nothing_is_held():
     now = {n: t[None] for n, t in weights.items()}
     one = a_step(network, now, extra)
     assert torch.equal(Elastic(strength=1e6).loss(one), plain_loss(one))
+
+
+def test_no_weight_is_pulled_past_where_it_is_held():
+    """However strong the penalty, a step of gradient descent ends where the weight is held, plus the loss's own step."""
+    network, rate = NETWORKS["mlp"], 0.2
+    consolidation = Consolidation(8, some_images(0))
+    consolidation.saw(some_images(8))
+    held = network.init(0)
+    consolidation.end_task(network, held, seed=1)
+    now = {n: t[None].clone().requires_grad_() for n, t in network.init(9).items()}
+    one = a_step(network, now, {n: t[None] for n, t in consolidation.extra(network.init(9)).items()})
+    found = torch.autograd.grad(Elastic(1e9, most=1 / rate).loss(one).sum(), list(now.values()))
+    plain = torch.autograd.grad(plain_loss(one).sum(), list(now.values()))
+    for (n, w), g, p in zip(now.items(), found, plain, strict=True):
+        stiff = 1e9 * consolidation.stiffness[n][None] > 1 / rate
+        after, expected = w - rate * g, held[n][None] - rate * p
+        torch.testing.assert_close(after[stiff], expected[stiff], rtol=1e-4, atol=1e-5)
+        assert stiff.any()

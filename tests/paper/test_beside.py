@@ -61,6 +61,12 @@ def test_what_was_judged_on_validation_data_is_not_beside_the_paper():
     assert cells_of(table, [result("spr") | {"judged_on": "test"}])
 
 
+def test_a_run_with_another_option_is_not_the_papers():
+    table = paper_table("overall_accuracy", "mnist")
+    assert method_of(result("crs", robust="none", changed={"rate": 0.5}), table) is None
+    assert method_of(result("crs", robust="none", changed={}), table) == "CRS"
+
+
 def test_cells_are_means_over_seeds_with_a_verdict():
     table = paper_table("overall_accuracy", "mnist")
     results = [result("spr", 0.85, seed=1), result("spr", 0.87, seed=2), result("crs", 0.2, robust="none")]

@@ -31,10 +31,10 @@ from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.judge import Judge, Line, summary
 from purereplay.evaluate.plan import Plan, plan
 from purereplay.evaluate.results import RunDirectory
-from purereplay.evaluate.settings import RunSettings
+from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.base import Learner
 from purereplay.learners.rivals import RivalSettings, build_rival
-from purereplay.learners.settings import SprSettings, build_spr, make_backbone
+from purereplay.learners.settings import build_spr, make_backbone
 from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Account, Engine, drive
 from purereplay.nets.jobs import Asks
@@ -162,7 +162,7 @@ class Experiment:
             "noise_rate": s.noise_rate,
             "episode": s.episode,
             "learner": s.learner,
-            **_what_it_was(s.options),
+            **_what_it_was(s),
             "preset": s.preset,
             "budget": s.budget,
             "seed": s.seed,
@@ -283,11 +283,14 @@ def make_learner(
     )
 
 
-def _what_it_was(options: SprSettings | RivalSettings) -> Line:
-    """Which technique or filter took part."""
+def _what_it_was(settings: RunSettings) -> Line:
+    """Which technique or filter took part, and the other options that are not the usual ones."""
+    options = settings.options
     if isinstance(options, RivalSettings):
-        return {"robust": options.robust}
-    return {"filter": options.filter, "graphs": options.graphs}
+        told: Line = {"robust": options.robust}
+    else:
+        told = {"filter": options.filter, "graphs": options.graphs}
+    return told | {"changed": {name: v for name, v in changed_options(settings).items() if name not in told}}
 
 
 def device_name(device: torch.device) -> str:

@@ -106,6 +106,20 @@ def resolve(
     )
 
 
+def changed_options(settings: RunSettings) -> dict[str, Any]:
+    """The options that are not as dataset, learner, preset and budget have them."""
+    usual = resolve(
+        dataset=settings.dataset,
+        noise=settings.noise,
+        noise_rate=settings.noise_rate,
+        learner=settings.learner,
+        preset_name=settings.preset,
+        budget=settings.budget,
+        device=settings.device,
+    ).options
+    return {name: own for name, own in asdict(settings.options).items() if own != getattr(usual, name)}
+
+
 def _wrong_share(noise: str, rate: float) -> float:
     """About which share of a stream's labels is wrong; asymmetric noise touches half of the classes."""
     return {"none": 0.0, "asymmetric": rate / 2}.get(noise, rate)

@@ -10,6 +10,7 @@ only learner that is told where tasks end.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -26,14 +27,20 @@ _LABELS = 6  # the stream of draws
 
 @dataclass(frozen=True)
 class Elastic(Technique):
-    """Cross-entropy with the penalty; `strength` is λ."""
+    """Cross-entropy with the penalty; `strength` is λ.
+
+    `most` bounds λF. At 1 / rate a step of gradient descent takes the weight back to where it was held; beyond 2 / rate
+    it would land farther away than it was, and diverge.
+    """
 
     strength: float
+    most: float = math.inf
 
     def loss(self, step: Step) -> Tensor:
         centre, stiffness = part(step.extra, "centre."), part(step.extra, "stiffness.")
-        pulls = [(stiffness[n] * (step.state[n] - centre[n]).square()).flatten(1).sum(1) for n in centre]
-        return plain_loss(step) + self.strength / 2 * torch.stack(pulls).sum(0)
+        force = {n: (self.strength * stiffness[n]).clamp(max=self.most) for n in centre}
+        pulls = [(force[n] * (step.state[n] - centre[n]).square()).flatten(1).sum(1) for n in centre]
+        return plain_loss(step) + torch.stack(pulls).sum(0) / 2
 
 
 @dataclass

@@ -47,9 +47,9 @@ class RivalSettings:
     batch_size: int = 10  # incoming samples of a step, for finetune, crs, prs and mir
     replay_size: int = 10  # replayed samples of a step: as many as incoming ones
     candidates: int = 50  # mir chooses what it replays from so many (Aljundi 2019)
-    optimizer: Literal["adam", "sgd"] = "adam"  # online: the paper's for supervised learning
-    rate: float = 2e-3  # of the online optimizer: the paper's, as for SPR's finetuning
-    clip: float | None = 0.5  # online gradient values are cut there (released code, as for SPR's finetuning)
+    optimizer: Literal["adam", "sgd"] = "sgd"  # of finetune, ewc, crs, prs and mir; the paper does not say which
+    rate: float = 0.01  # of that optimizer, chosen by `crs` on validation data: see REPRODUCTION.md
+    clip: float | None = None  # online gradient values are cut there
     rho: float = 0.0  # prs: target shares ∝ seen^rho
     gdumb_epochs: int = 100  # paper: 100; 500 on WebVision
     gdumb_rate: float = 0.05  # where each restart begins (Prabhu 2020)
@@ -95,8 +95,9 @@ RIVAL_RANGES = {
     "jocor_lambda": (0, 1),
     "jocor_forget": (0, 0.99),
 }
-# the network of SPR's preset, and clean samples that leave some for the stream; other presets: as they are
-RIVAL_PRESETS: dict[str, dict[str, int]] = {"demo": {"hidden": 256, "l2r_clean": 10}}
+# the network of SPR's preset, clean samples that leave some for the stream, and a rate for 144 steps, chosen as the
+# other one; other presets: as they are
+RIVAL_PRESETS: dict[str, dict[str, float]] = {"demo": {"hidden": 256, "l2r_clean": 10, "rate": 0.3}}
 
 
 def rival_settings(
@@ -155,7 +156,8 @@ def build_rival(
     if name == "ewc":
         nothing = torch.empty((0, *image_shape), dtype=torch.uint8, device=engine.device)
         assert s.memory_size is not None
-        consolidation, technique = Consolidation(s.memory_size, nothing), Elastic(s.ewc_strength)
+        most = 1 / s.rate if s.optimizer == "sgd" else math.inf
+        consolidation, technique = Consolidation(s.memory_size, nothing), Elastic(s.ewc_strength, most)
     candidates = s.candidates if name == "mir" else 0
     online = OnlineTraining(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip, technique)
     return Online(network, n_classes, image_shape, memory, online, engine, seed, consolidation, constants)

@@ -129,7 +129,7 @@ class Engine:
         if loop is None:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
             if isinstance(jobs[0].recipe, Rehearsal):
-                loop = RehearsalLoop(jobs, self.device)
+                loop = RehearsalLoop(jobs, self.device, self.precision)
             elif self._is_fused(jobs[0]):
                 loop = self._make_fused(jobs)
             elif self.device.type == "cpu" and self.precision == "float32" and can_train(jobs[0]):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import torch
@@ -181,6 +182,18 @@ class PlainLoop:
         self.optimizer.step()
         self.loss.copy_(loss.detach())
         self.cursor += 1
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether products of float32 numbers on CUDA may round them to TF32, for what is called or captured within."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def capture(

@@ -2,7 +2,8 @@
 
 The learner says for each step which rows of the job's images it takes and at which rate, so replay, epochs, restarts
 and reservoirs are its own business. A technique may change the loss; `_Interference` lets a step choose what it
-replays (MIR). K jobs of one shape run side by side, on CUDA as one captured step.
+replays (MIR). K jobs of one shape run side by side, on CUDA as one captured step, whose products are in TF32 unless the
+precision is float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.draws import own_uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
-from purereplay.nets.loops import capture, joined_pool, network_bytes
+from purereplay.nets.loops import Precision, capture, joined_pool, network_bytes, tf32
 from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss, sample_losses
@@ -57,11 +58,11 @@ class _Interference:
 class RehearsalLoop:
     """See `loops.Loop`."""
 
-    def __init__(self, jobs: Sequence[Job], device: torch.device) -> None:
+    def __init__(self, jobs: Sequence[Job], device: torch.device, precision: Precision = "float32") -> None:
         job, k = jobs[0], len(jobs)
         recipe = job.recipe
         assert isinstance(recipe, Rehearsal) and job.index is not None
-        self.device, self.network, self.recipe = device, job.network, recipe
+        self.device, self.network, self.recipe, self.precision = device, job.network, recipe, precision
         self.n_bytes = k * network_bytes(job)
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
         self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}
@@ -110,7 +111,7 @@ class RehearsalLoop:
         self.cursor.zero_()
         if self.to_be_captured:
             self.to_be_captured = False
-            with torch.enable_grad():
+            with torch.enable_grad(), tf32(self.precision != "float32"):
                 self.graph = capture(self._step, self.device, before=self.cursor.zero_)
             self.load(jobs)  # the warm-up changed everything
 

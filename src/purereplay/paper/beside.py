@@ -86,7 +86,9 @@ def cells_of(table: PaperTable, results: list[Result]) -> Cells:
 
 
 def method_of(result: Result, table: PaperTable) -> str | None:
-    """The paper's name for a run, None where the table has no such row."""
+    """The paper's name for a run, None where the table has no such row or an option was changed."""
+    if result.get("changed"):
+        return None
     learner = result["learner"]
     filtering, graphs = result.get("filter", "self-centered"), result.get("graphs", 5)  # older results have neither
     name = _LEARNERS[learner]

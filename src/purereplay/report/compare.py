@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from purereplay.errors import UserError
 from purereplay.evaluate.results import RunDirectory
-from purereplay.evaluate.settings import RunSettings, resolve
+from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.rivals import RivalSettings
 from purereplay.report.pictures import draw_bars
 from purereplay.report.progress import out
@@ -69,24 +68,13 @@ def collect(paths: list[Path], measure: str) -> Cells:
 
 def who(settings: RunSettings) -> str:
     """The learner with all that was not left at its default."""
-    usual = resolve(
-        dataset=settings.dataset,
-        noise=settings.noise,
-        noise_rate=settings.noise_rate,
-        learner=settings.learner,
-        preset_name=settings.preset,
-        budget=settings.budget,
-        device=settings.device,
-    ).options
     robust = settings.options.robust if isinstance(settings.options, RivalSettings) else "none"
     parts = [settings.learner + ("" if robust == "none" else f" + {robust}")] + (
         [] if settings.preset == "default" else [settings.preset]
     )
     if settings.budget != 1 and not isinstance(settings.options, RivalSettings):  # theirs is not scaled
         parts.append(f"budget {settings.budget:g}")
-    for f in (f for f in fields(settings.options) if f.name != "robust"):
-        own = getattr(settings.options, f.name)
-        parts += [] if own == getattr(usual, f.name) else [f"{f.name}={own}"]
+    parts += [f"{name}={own}" for name, own in changed_options(settings).items() if name != "robust"]
     return ", ".join(parts)
 
 
