@@ -146,10 +146,13 @@ def side_by_side(
 
     Measured in turns, so that all see the same machine.
     """
-    # a job of a run has hundreds of steps or more, beside which its beginning and end do not count
-    n_steps = max(2, min(2000 if device.type == "cuda" else 200, int(3 / (k * plain_step))))
-    n_plain = max(2, min(20, int(0.5 / plain_step)))
     engine = Engine(device, precision=pick_precision(precision, device.type))
+    n_steps = max(2, min(200, int(3 / (k * plain_step))))
+    if device.type == "cuda":  # a job of a run has thousands of steps, beside which its beginning and end do not count
+        few = case.jobs(k, 10, device)
+        engine.train(few)
+        n_steps = max(10, min(2000, 10 * int(3 / seconds(lambda: engine.train(few), device))))
+    n_plain = max(2, min(20, int(0.5 / plain_step)))
     jobs = case.jobs(k, n_steps, device)
     engine.train(jobs)  # warm-up: memory, compilation, capture
     ours, others, rates = [], [], []

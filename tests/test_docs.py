@@ -10,6 +10,9 @@ import torch
 from scipy import stats
 from sklearn.datasets import load_digits
 
+from purereplay.paper.beside import beside, cells_of, read_results
+from purereplay.paper.numbers import paper_table
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md", "docs/walkthrough.md")]
 DOCUMENTS += [ROOT / "docs" / name for name in ("performance.md", "your-data.md", "estimator.md", "filter.md")]
@@ -83,12 +86,9 @@ MEASURES = {
 
 def test_reproduced_numbers_are_those_of_the_result_files():
     """Each section's table, recomputed from the files that it links to."""
-    sections = re.split(r"^## ", (ROOT / "REPRODUCTION.md").read_text(), flags=re.MULTILINE)[1:]
     checked = 0
-    for section in sections:
-        folder = re.search(r"^Result files: \[(results/[^\]]+)\]", section, re.MULTILINE)
-        assert folder, section.splitlines()[0]
-        results = [json.loads(path.read_text()) for path in sorted((ROOT / folder[1]).glob("*.json"))]
+    for section in sections():
+        results = linked_results(section)
         for name, said in re.findall(r"^\| ([^|,]+?) \| ([\d.]+ ± [\d.]+) \|", section, re.MULTILINE):
             values = 100 * np.array([r[MEASURES[name]] for r in results])
             assert said == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}", name
@@ -99,6 +99,55 @@ def test_reproduced_numbers_are_those_of_the_result_files():
             checked += len(cells)
         assert len(results) >= 3
     assert checked >= 15
+
+
+def sections() -> list[str]:
+    return re.split(r"^## ", (ROOT / "REPRODUCTION.md").read_text(), flags=re.MULTILINE)[1:]
+
+
+def linked_results(section: str) -> list[dict]:
+    """Of the files and folders that the paragraph names which begins with "Result files"."""
+    paragraph = re.search(r"^Result files: .*?(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
+    assert paragraph, section.splitlines()[0]
+    first = paragraph[0].split(". ")[0]  # what comes after may link to what it compares with
+    paths = [ROOT / name for name in re.findall(r"\]\((results/[^)]+)\)", first)]
+    return read_results([file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])])
+
+
+def test_tables_beside_the_papers_are_what_the_command_above_them_prints():
+    found = re.findall(
+        r"^purereplay paper ([^\n]+) --markdown\n```\n\n((?:\|[^\n]+\n)+)",
+        (ROOT / "REPRODUCTION.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(found) >= 3
+    for arguments, said in found:
+        names, _, rest = arguments.partition(" --table ")
+        paths = [path for name in names.split() for path in sorted(ROOT.glob(name))]
+        table = paper_table(rest or "overall_accuracy", "mnist")
+        lines = beside(table, cells_of(table, read_results(paths)))
+        expected = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+        assert said.splitlines() == [f"| {' | '.join(line)} |" for line in expected], arguments
+
+
+def test_rates_are_those_of_the_result_files():
+    [section] = [section for section in sections() if section.startswith("What the rate decides")]
+    results = linked_results(section)
+    assert all(r["judged_on"] == "validation" and r["learner"] == "crs" for r in results)
+    rows = re.findall(r"^\| (sgd|adam) (\S+) \| ([^\n]+) \|$", section, re.MULTILINE)
+    assert len(rows) == 12
+    for optimizer, rate, said in rows:
+        own = [r for r in results if r["changed"] == {"optimizer": optimizer, "rate": float(rate)}]
+        assert len(own) == 10
+        assert said.split(" | ") == [cell.split(" ± ")[0] for cell in by_noise(own, "accuracy")]
+
+
+def test_the_schedule_across_buffers_makes_the_difference_that_is_said():
+    text = " ".join((ROOT / "REPRODUCTION.md").read_text().split())
+    for name, word in (("continuing", "continuing"), ("restart", "restarted")):
+        files = sorted((ROOT / "results" / "cifar10-symmetric-0.4-budget-0.02").glob(f"{name}-*.json"))
+        values = 100 * np.array([json.loads(path.read_text())["accuracy"] for path in files])
+        assert len(values) == 3 and f"{values.mean():.1f} ± {values.std(ddof=1):.1f} % {word}" in text
 
 
 def by_noise(results: list[dict], measure: str) -> list[str]:

@@ -84,7 +84,7 @@ def test_before_the_first_tasks_end_nothing_is_held():
 
 
 def test_no_weight_is_pulled_past_where_it_is_held():
-    """However strong the penalty, a step of gradient descent ends where the weight is held, plus the loss's own step."""
+    """However strong the penalty, a step of descent ends where the weight is held, plus the loss's own step."""
     network, rate = NETWORKS["mlp"], 0.2
     consolidation = Consolidation(8, some_images(0))
     consolidation.saw(some_images(8))

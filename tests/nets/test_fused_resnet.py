@@ -135,8 +135,10 @@ def check_steps(backbone: ResNet18, k: int, n: int, n_steps: int) -> None:
         pytest.param(ResNet18(size=11, width=4, channels=1), 2, 5, 2, id="imagenet-11-grey", marks=pytest.mark.slow),
         pytest.param(ResNet18(size=10, stem="small", width=8), 2, 5, 2, id="small-10", marks=pytest.mark.slow),
         pytest.param(ResNet18(size=32, width=4), 1, 6, 2, id="imagenet-32", marks=pytest.mark.slow),
-        pytest.param(ResNet18(size=32, width=64), 2, 40, 2, id="real", marks=pytest.mark.gpu),
-        pytest.param(ResNet18(size=32, width=32, stem="small"), 2, 40, 2, id="real-small", marks=pytest.mark.gpu),
+        # where a ReLU or the max-pool nearly ties, float32 and float64 decide differently and gradients jump: with 40
+        # images PyTorch's own float32 is 4 % off. With 20 images and one step nothing ties
+        pytest.param(ResNet18(size=32, width=64), 2, 20, 1, id="real", marks=pytest.mark.gpu),
+        pytest.param(ResNet18(size=32, width=32, stem="small"), 2, 20, 1, id="real-small", marks=pytest.mark.gpu),
     ],
 )
 def test_steps_equal_autograd_and_adam(backbone: ResNet18, k: int, n: int, n_steps: int) -> None:

@@ -55,16 +55,21 @@ def test_filters_are_known_by_the_papers_names(run, e5, e20):
     assert method_of(run, paper_table("filtering_e20", "mnist")) == e20
 
 
-def test_what_was_judged_on_validation_data_is_not_beside_the_paper():
+def test_only_runs_of_the_tables_kind_are_beside_the_paper():
     table = paper_table("overall_accuracy", "mnist")
-    assert not cells_of(table, [result("spr") | {"judged_on": "validation"}])
-    assert cells_of(table, [result("spr") | {"judged_on": "test"}])
-
-
-def test_a_run_with_another_option_is_not_the_papers():
-    table = paper_table("overall_accuracy", "mnist")
-    assert method_of(result("crs", robust="none", changed={"rate": 0.5}), table) is None
-    assert method_of(result("crs", robust="none", changed={}), table) == "CRS"
+    usual = {"judged_on": "test", "episode": "A", "preset": "default", "changed": {}, "budget": 1.0}
+    assert cells_of(table, [result("spr") | usual])
+    for other in (
+        {"judged_on": "validation"},
+        {"episode": "B"},
+        {"preset": "quick"},
+        {"changed": {"stem": "small"}},
+        {"budget": 0.1},
+    ):
+        assert not cells_of(table, [result("spr") | usual | other])
+    assert cells_of(table, [result("spr") | usual | {"budget": 0.1}], budget=0.1)
+    assert cells_of(table, [result("crs", robust="none") | usual | {"budget": 0.1}])  # its training does not change
+    assert cells_of(paper_table("episode_b", "mnist"), [result("spr") | usual | {"episode": "B"}])
 
 
 def test_cells_are_means_over_seeds_with_a_verdict():

@@ -207,9 +207,14 @@ def paper(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or files of results (.json, .jsonl).")],
     table: Annotated[str, typer.Option(help="Which table: overall_accuracy, filtering_e5, …")] = "overall_accuracy",
     dataset: Dataset = "mnist",
+    budget: Annotated[
+        float, typer.Option(help="Of spr and its parts take the runs at this factor on the epochs.")
+    ] = 1.0,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
 ) -> None:
     """Put runs beside the paper's numbers: mean ± standard deviation (the paper's), and whether it is within 3 points.
+
+    Runs with changed options, of other presets or judged on validation data are passed by.
 
     Examples:
 
@@ -219,7 +224,7 @@ def paper(
     """
     from purereplay.paper import beside
 
-    beside.show(table, dataset, runs, markdown=markdown)
+    beside.show(table, dataset, runs, markdown=markdown, budget=budget)
 
 
 @app.command()

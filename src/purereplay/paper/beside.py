@@ -14,6 +14,7 @@ from rich.table import Table
 
 from purereplay.errors import UserError
 from purereplay.evaluate.results import RunDirectory
+from purereplay.learners.settings import LEARNERS
 from purereplay.paper.numbers import Column, PaperTable, paper_table
 from purereplay.report.compare import Cell
 from purereplay.report.progress import out
@@ -31,17 +32,21 @@ _LEARNERS = {
     "mir": "MIR",
     "gdumb": "GDumb",
 }
+_EPISODES = {"episode_b": "B", "episode_c": "C"}
 _TECHNIQUES = {"l2r": "L2R", "pencil": "Pencil", "sl": "SL", "jocor": "JoCoR"}
 
 Result = dict[str, Any]
 Cells = dict[tuple[str, Column], Cell]
 
 
-def show(name: str, dataset: str, paths: list[Path], *, markdown: bool) -> None:
+def show(name: str, dataset: str, paths: list[Path], *, markdown: bool, budget: float = 1.0) -> None:
     """Print a table of the paper with our cells and a verdict on each."""
     table = paper_table(name, dataset)
     results = read_results(paths)
-    lines = beside(table, cells_of(table, results))
+    cells = cells_of(table, results, budget)
+    if not cells:
+        raise UserError(f"None of these runs has a place in the table {name} of {dataset}.")
+    lines = beside(table, cells)
     if markdown:
         out.print("\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])))
         return
@@ -59,7 +64,9 @@ def beside(table: PaperTable, cells: Cells) -> list[list[str]]:
         for column in table.columns:
             ours, theirs = cells.get((method, column)), table.values.get((method, column))
             known = "–" if theirs is None else f"{theirs:.1f}"
-            texts.append(f"– ({known})" if ours is None else f"{ours.text()} ({known}{verdict(ours.mean, theirs)})")
+            mine = "–" if ours is None else ours.text()
+            judged = "" if ours is None else verdict(ours.mean, theirs)
+            texts.append("" if ours is None and theirs is None else f"{mine} ({known}{judged})")
         if any((method, column) in cells for column in table.columns):
             lines.append([method, *texts])
     return lines
@@ -72,23 +79,35 @@ def verdict(ours: float, theirs: float | None) -> str:
     return ", better" if ours > theirs else ", worse"
 
 
-def cells_of(table: PaperTable, results: list[Result]) -> Cells:
-    """Our runs in the table's cells, over their seeds; those judged on validation data have no place there."""
+def cells_of(table: PaperTable, results: list[Result], budget: float = 1.0) -> Cells:
+    """Our runs in the table's cells, over their seeds."""
     values: dict[tuple[str, Column], dict[int, float]] = defaultdict(dict)
     for result in results:
         method = method_of(result, table)
         value = result.get(table.measure)
-        judged = result["dataset"] == table.dataset and result.get("judged_on", "test") == "test"
-        if method is not None and value is not None and judged:
+        if method is not None and value is not None and belongs(result, table, budget):
             column = Column(result["noise"], result["noise_rate"])
             values[method, column][result["seed"]] = 100 * value
     return {key: Cell([by_seed[s] for s in sorted(by_seed)]) for key, by_seed in values.items()}
 
 
+def belongs(result: Result, table: PaperTable, budget: float) -> bool:
+    """Whether a run is of the table's kind: its data and episode, as the defaults are, and judged on the test data.
+
+    `budget` is that of SPR and its parts; the rivals' training does not depend on it. Older results name less.
+    """
+    wanted = {
+        "dataset": table.dataset,
+        "episode": _EPISODES.get(table.name, "A"),
+        "preset": "default",
+        "changed": {},
+        "judged_on": "test",
+    } | ({"budget": budget} if result["learner"] in LEARNERS else {})
+    return all(result.get(name, value) == value for name, value in wanted.items())
+
+
 def method_of(result: Result, table: PaperTable) -> str | None:
-    """The paper's name for a run, None where the table has no such row or an option was changed."""
-    if result.get("changed"):
-        return None
+    """The paper's name for a run, None where the table has no such row."""
     learner = result["learner"]
     filtering, graphs = result.get("filter", "self-centered"), result.get("graphs", 5)  # older results have neither
     name = _LEARNERS[learner]
