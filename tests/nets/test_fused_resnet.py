@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from purereplay.nets.fused import conv
+from purereplay.nets.fused import shapes
 from purereplay.nets.fused.parameters import Parameters
 from purereplay.nets.fused.resnet import FusedResNet
 from purereplay.nets.networks import State, is_trained, stack
@@ -147,14 +147,14 @@ def test_steps_equal_autograd_and_adam(backbone: ResNet18, k: int, n: int, n_ste
 
 def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small maps row by row instead of place by place, three taps a program, tiles the other way round."""
-    pick = conv.pick_tiles
+    pick = shapes.pick_tiles
 
-    def pick_other(kind: str, *shape: object) -> conv.Tiles:
+    def pick_other(kind: str, *shape: object) -> shapes.Tiles:
         tiles = pick(kind, *shape)
         return replace(tiles, swap=not tiles.swap, narrow=True)
 
-    monkeypatch.setattr(conv, "PLACES_UP_TO", 1)
-    monkeypatch.setattr(conv, "pick_tiles", pick_other)
+    monkeypatch.setattr(shapes, "PLACES_UP_TO", 1)
+    monkeypatch.setattr(shapes, "pick_tiles", pick_other)
     check_steps(ResNet18(size=8, width=4), 1, 6, 1)
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from purereplay.nets.fused import conv
-from purereplay.nets.fused.conv import Below, Geometry, Packing, Projection
+from purereplay.nets.fused import conv, conv_gradients, norms, pools, shapes, stem
+from purereplay.nets.fused.conv_gradients import Below, Projection
 from purereplay.nets.fused.parameters import Parameters
+from purereplay.nets.fused.shapes import Geometry, Packing
+from purereplay.nets.fused.update import UPDATE_BLOCK, update
 from purereplay.nets.resnet import ResNet18
 
 State = dict[str, Tensor]
@@ -76,17 +78,17 @@ class _Layer:
         norm = f"{prefix}{plan.norm}"
         self.norm_offsets = (parameters.offsets[f"{norm}.weight"], parameters.offsets[f"{norm}.bias"])
         self.raw = torch.zeros(k, n, g.size_out, g.size_out, g.n_out, device=device, dtype=dtype)
-        self.table = torch.zeros(k, conv.N_TABLE, g.n_out, device=device)
+        self.table = torch.zeros(k, norms.N_TABLE, g.n_out, device=device)
         self.running = torch.zeros(k, 2, g.n_out, device=device)
         self.n, self.n_values = n, n * g.size_out**2
         kinds = ("stem", "stem_gradient") if plan.is_stem else ("forward", "weight_gradient")
-        self.tiles, self.weight_tiles = (conv.pick_tiles(kind, g, n, dtype) for kind in kinds)
-        self.data_tiles = conv.pick_tiles("data_gradient", g, n, dtype)  # the stem has no use for it
+        self.tiles, self.weight_tiles = (shapes.pick_tiles(kind, g, n, dtype) for kind in kinds)
+        self.data_tiles = shapes.pick_tiles("data_gradient", g, n, dtype)  # the stem has no use for it
         self.n_sums = max(
-            2 * g.n_out * conv.n_row_tiles(n, g.size_out, self.tiles),
-            conv.N_SUMS * g.n_in * conv.n_row_tiles(n, g.size_in, self.data_tiles),
+            2 * g.n_out * shapes.n_row_tiles(n, g.size_out, self.tiles),
+            conv_gradients.N_SUMS * g.n_in * shapes.n_row_tiles(n, g.size_in, self.data_tiles),
         )
-        self.n_parts = conv.n_weight_parts(kinds[1], g, n, self.weight_tiles)
+        self.n_parts = shapes.n_weight_parts(kinds[1], g, n, self.weight_tiles)
         self.part_size = _aligned(math.prod(plan.shape()))
         self.gradient_offset = 0  # where the parts of the weight's gradient begin, then the norm's, once known
         self.norm_gradient_offsets = (0, 0)
@@ -151,7 +153,7 @@ class FusedResNet:
         # gradients on the way back: of a block's output, of its input, of what is between its convolutions
         most = max(self.start.numel(), *(block.out.numel() for block in self.blocks))
         self.gradients = [torch.zeros(most, device=device, dtype=dtype) for _ in range(3)]
-        n_sums = max(conv.n_mean_pool_sums(last), *(layer.n_sums for layer in self.layers))
+        n_sums = max(pools.n_mean_pool_sums(last), *(layer.n_sums for layer in self.layers))
         self.sums = torch.zeros(k, _aligned(n_sums), device=device)
         self._lay_out_update(k, device)
         self.whole: State = {}  # weights of convolutions with unused taps, as they were loaded
@@ -166,8 +168,8 @@ class FusedResNet:
         def place(offset: int, size: int, n_parts: int) -> int:
             nonlocal total
             begin, total = total, total + n_parts * size
-            for at in range(0, size, conv.UPDATE_BLOCK):
-                rows.append((offset + at, min(conv.UPDATE_BLOCK, size - at), begin + at, n_parts, size))
+            for at in range(0, size, UPDATE_BLOCK):
+                rows.append((offset + at, min(UPDATE_BLOCK, size - at), begin + at, n_parts, size))
             return begin
 
         for layer in self.layers:
@@ -263,30 +265,30 @@ class FusedResNet:
         self.images = images
         self._convolve(self.stem, images)
         if self.start_index is None:
-            conv.normalise(self.stem.raw, self.stem.table, self.start)
+            norms.normalise(self.stem.raw, self.stem.table, self.start)
         else:
-            conv.max_pool(self.stem.raw, self.stem.table, self.start, self.start_raw, self.start_index)
+            pools.max_pool(self.stem.raw, self.stem.table, self.start, self.start_raw, self.start_index)
         x = self.start
         for block in self.blocks:
             first, second, projection = block.first, block.second, block.projection
             self._convolve(first, x)
-            conv.normalise(first.raw, first.table, block.hidden)
+            norms.normalise(first.raw, first.table, block.hidden)
             self._convolve(second, block.hidden)
             if projection is None:
-                conv.normalise(second.raw, second.table, block.out, x)
+                norms.normalise(second.raw, second.table, block.out, x)
             else:
                 self._convolve(projection, x)
-                conv.normalise(second.raw, second.table, block.out, projection.raw, projection.table)
+                norms.normalise(second.raw, second.table, block.out, projection.raw, projection.table)
             x = block.out
         if x.shape[2] > 1:
-            conv.mean_pool(x, self.features)
+            pools.mean_pool(x, self.features)
         return self.features
 
     def _convolve(self, layer: _Layer, x: Tensor) -> None:
-        launch = conv.stem if layer.plan.is_stem else conv.forward
+        launch = stem.stem_forward if layer.plan.is_stem else conv.forward
         p = self.parameters
         n_tiles = launch(layer.geometry, layer.tiles, x, p.half, layer.offset, layer.raw, self.sums)
-        conv.statistics(
+        norms.statistics(
             layer.geometry,
             layer.tiles,
             self.sums,
@@ -302,7 +304,7 @@ class FusedResNet:
         """From the features' gradient to Adam's step of everything trained; rates (K, 2) as `kernels.adam` has them."""
         assert self.images is not None and d_features.is_contiguous()
         g, other, between = self.gradients
-        n_tiles = conv.mean_pool_gradient(
+        n_tiles = pools.mean_pool_gradient(
             d_features, self._shaped(g, self.blocks[-1].out), self.sums, self.blocks[-1].below()
         )
         for i in reversed(range(len(self.blocks))):
@@ -315,13 +317,13 @@ class FusedResNet:
             g, other = other, g
         self._norm_gradient(self.stem, n_tiles, 1)
         if self.start_index is None:
-            conv.normalise_gradient(self._shaped(g, self.start), self.stem.raw, self.stem.table)
+            norms.normalise_gradient(self._shaped(g, self.start), self.stem.raw, self.stem.table)
         else:
-            conv.max_pool_gradient(self._shaped(g, self.start), self.start_index, self.stem.raw, self.stem.table)
+            pools.max_pool_gradient(self._shaped(g, self.start), self.start_index, self.stem.raw, self.stem.table)
         self._weight_gradient(self.stem, self.images)
         if self.side is not None:
             torch.cuda.current_stream(self.sums.device).wait_stream(self.side)
-        conv.update(self.gradient, self.update_blocks, self.parameters, rates, self.clip)
+        update(self.gradient, self.update_blocks, self.parameters, rates, self.clip)
 
     def _block_backward(
         self, block: _Block, x: Tensor, below: Below, n_tiles: int, g: Tensor, out: Tensor, between: Tensor
@@ -332,17 +334,17 @@ class FusedResNet:
         beside: Projection | None = None
         self._norm_gradient(second, n_tiles, 1)
         if projection is None:
-            conv.normalise_gradient(g, second.raw, second.table)
+            norms.normalise_gradient(g, second.raw, second.table)
         else:
             beside = Projection(projection.geometry, projection.raw, projection.offset)
             self._norm_gradient(projection, n_tiles, 2)
-            conv.normalise_gradient(g, second.raw, second.table, projection.raw, projection.table)
+            norms.normalise_gradient(g, second.raw, second.table, projection.raw, projection.table)
         with self._aside():
             self._weight_gradient(second, block.hidden)
             if projection is not None:
                 self._weight_gradient(projection, x)
         hidden = self._shaped(between, block.hidden)
-        n_tiles = conv.data_gradient(
+        n_tiles = conv_gradients.data_gradient(
             second.geometry,
             second.data_tiles,
             second.raw,
@@ -353,10 +355,10 @@ class FusedResNet:
             Below(first.raw, first.table),
         )
         self._norm_gradient(first, n_tiles, 1)
-        conv.normalise_gradient(hidden, first.raw, first.table)
+        norms.normalise_gradient(hidden, first.raw, first.table)
         with self._aside():
             self._weight_gradient(first, x)
-        return conv.data_gradient(
+        return conv_gradients.data_gradient(
             first.geometry,
             first.data_tiles,
             first.raw,
@@ -370,12 +372,12 @@ class FusedResNet:
         )
 
     def _norm_gradient(self, layer: _Layer, n_tiles: int, which: int) -> None:
-        conv.gradient_statistics(
+        norms.gradient_statistics(
             self.sums, n_tiles, which, layer.n_values, layer.table, self.gradient, layer.norm_gradient_offsets
         )
 
     def _weight_gradient(self, layer: _Layer, x: Tensor) -> None:
-        launch = conv.stem_gradient if layer.plan.is_stem else conv.weight_gradient
+        launch = stem.stem_gradient if layer.plan.is_stem else conv_gradients.weight_gradient
         launch(
             layer.geometry,
             layer.weight_tiles,
