@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.fused.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
-from purereplay.nets.fused.kernels import draws_kernel, views_kernel
 from purereplay.nets.fused.linear import (
     Beside,
     FusedMLP,
@@ -26,6 +25,7 @@ from purereplay.nets.fused.linear import (
 )
 from purereplay.nets.fused.parameters import BETA1, BETA2, Parameters
 from purereplay.nets.fused.resnet import FusedResNet
+from purereplay.nets.fused.view_kernels import draws_kernel, views_kernel
 from purereplay.nets.jobs import Contrastive, Job, Rehearsal, Trained
 from purereplay.nets.loops import joined_pool
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
