@@ -44,9 +44,9 @@ class OnlineTraining:
     batch_size: int = 10  # incoming samples of a step
     replay_size: int = 10  # replayed samples of a step; 0: none
     n_candidates: int = 0  # MIR: replayed ones are chosen from so many; 0: at random
-    optimizer: Literal["adam", "sgd"] = "sgd"
-    learning_rate: float = 0.01
-    clip: float | None = None  # gradient values are cut there
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 2e-5
+    clip: float | None = 0.5  # gradient values are cut there
     technique: Technique | None = None  # in the place of cross-entropy
 
 

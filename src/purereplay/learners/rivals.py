@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -47,9 +47,9 @@ class RivalSettings:
     batch_size: int = 10  # incoming samples of a step, for finetune, crs, prs and mir
     replay_size: int = 10  # replayed samples of a step: as many as incoming ones
     candidates: int = 50  # mir chooses what it replays from so many (Aljundi 2019)
-    optimizer: Literal["adam", "sgd"] = "sgd"  # of finetune, ewc, crs, prs and mir; the paper does not say which
-    rate: float = 0.01  # of that optimizer, chosen by `crs` on validation data: see REPRODUCTION.md
-    clip: float | None = None  # online gradient values are cut there
+    optimizer: Literal["adam", "sgd"] = "adam"  # of finetune, ewc, crs, prs and mir; the paper does not say which
+    rate: float = 2e-5  # of that optimizer, chosen by `crs` on validation data: see REPRODUCTION.md
+    clip: float | None = 0.5  # online gradient values are cut there (released code, as for SPR's finetuning)
     rho: float = 0.0  # prs: target shares ∝ seen^rho
     gdumb_epochs: int = 100  # paper: 100; 500 on WebVision
     gdumb_rate: float = 0.05  # where each restart begins (Prabhu 2020)
@@ -95,9 +95,11 @@ RIVAL_RANGES = {
     "jocor_lambda": (0, 1),
     "jocor_forget": (0, 0.99),
 }
-# the network of SPR's preset, clean samples that leave some for the stream, and a rate for 144 steps, chosen as the
-# other one; other presets: as they are
-RIVAL_PRESETS: dict[str, dict[str, float]] = {"demo": {"hidden": 256, "l2r_clean": 10, "rate": 0.3}}
+# the network of SPR's preset, clean samples that leave some for the stream, and an optimizer for 144 steps, chosen as
+# the other one; other presets: as they are
+RIVAL_PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {"hidden": 256, "l2r_clean": 10, "optimizer": "sgd", "rate": 0.3, "clip": None}
+}
 
 
 def rival_settings(
