@@ -48,7 +48,7 @@ class RivalSettings:
     replay_size: int = 10  # replayed samples of a step: as many as incoming ones
     candidates: int = 50  # mir chooses what it replays from so many (Aljundi 2019)
     optimizer: Literal["adam", "sgd"] = "adam"  # of finetune, ewc, crs, prs and mir; the paper does not say which
-    rate: float = 2e-5  # of that optimizer, chosen by `crs` on validation data: see REPRODUCTION.md
+    rate: float = 2e-5  # of that optimizer, the best of `crs` on validation data: see REPRODUCTION.md
     clip: float | None = 0.5  # online gradient values are cut there (released code, as for SPR's finetuning)
     rho: float = 0.0  # prs: target shares ∝ seen^rho
     gdumb_epochs: int = 100  # paper: 100; 500 on WebVision
