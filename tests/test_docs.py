@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from sklearn.datasets import load_digits
 
-from purereplay.learners.rivals import RivalSettings
+from purereplay.learners.rivals import ONLINE_RATES, RivalSettings
 from purereplay.paper.beside import beside, cells_of, read_results
 from purereplay.paper.numbers import paper_table
 
@@ -89,7 +89,9 @@ def test_reproduced_numbers_are_those_of_the_result_files():
     """Each section's table, recomputed from the files that it links to."""
     checked = 0
     for section in sections():
-        if section.startswith("What the rate decides"):  # has a test of its own
+        if section.startswith(
+            ("What the rate decides", "Why some rivals", "SPR and rivals")
+        ):  # have tests of their own
             continue
         results = linked_results(section)
         for name, said in re.findall(r"^\| ([^|,]+?) \| ([\d.]+ ± [\d.]+) \|", section, re.MULTILINE):
@@ -144,8 +146,7 @@ def test_rates_are_those_of_the_result_files():
         assert len(own) == 10
         assert said.split(" | ") == [cell.split(" ± ")[0] for cell in by_noise(own, "accuracy")]
     best = max(rows, key=lambda row: float(row[2].split(" | ")[-1]))
-    chosen = RivalSettings()
-    assert (chosen.optimizer, chosen.rate) == (best[0], float(best[1]))  # the default is the best
+    assert (RivalSettings().optimizer, ONLINE_RATES["mlp"]) == (best[0], float(best[1]))  # the default is the best
     others = read_results([ROOT / "results" / "mnist-crs-sgd.jsonl"])
     rows = re.findall(r"^\| CRS(?: \+ (\w+))? \| ([^\n]+) \|$", section, re.MULTILINE)
     said = {name.lower() or "none": cells.split(" | ") for name, cells in rows if "±" in cells}
@@ -160,6 +161,72 @@ def test_the_schedule_across_buffers_makes_the_difference_that_is_said():
         files = sorted((ROOT / "results" / "cifar10-symmetric-0.4-budget-0.02").glob(f"{name}-*.json"))
         values = 100 * np.array([json.loads(path.read_text())["accuracy"] for path in files])
         assert len(values) == 3 and f"{values.mean():.1f} ± {values.std(ddof=1):.1f} % {word}" in text
+
+
+def test_what_was_tried_on_rivals_is_that_of_the_result_files():
+    [section] = [section for section in sections() if section.startswith("Why some rivals")]
+    results = linked_results(section)
+    plain = [r for r in read_results([ROOT / "results" / "mnist-crs-rates.jsonl"]) if r["noise_rate"] == 0.4]
+    plain = [r | {"changed": {}} for r in plain if r["noise"] == "symmetric" and r["changed"].get("rate") == 2e-5]
+    rows = re.findall(r"^\| (\w+)(?: \+ (\w+))?(?:, `(\w+)=(\S+)`)? \| ([\d.]+) \|$", section, re.MULTILINE)
+    assert len(rows) == 14
+    for learner, robust, option, value, said in rows:
+        wanted = {"learner": learner.lower(), "robust": robust.lower() or "none"}
+        wanted["changed"] = {option: float(value)} if option else {}
+        own = [r for r in results + plain if all(r[name] == v for name, v in wanted.items())]
+        assert [r["seed"] for r in own] == [11, 12] and {r["judged_on"] for r in own} == {"validation"}, wanted
+        assert {(r["noise"], r["noise_rate"]) for r in own} == {("symmetric", 0.4)}
+        assert said == f"{100 * np.mean([r['accuracy'] for r in own]):.1f}", wanted
+
+
+def test_rivals_on_cifar10_are_those_of_the_result_files():
+    [section] = [section for section in sections() if section.startswith("SPR and rivals")]
+    results = linked_results(section)
+    results += read_results(sorted((ROOT / "results" / "cifar10-symmetric-0.4-budget-0.1").glob("*.json")))
+    rows = re.findall(r"^\| (\w+)[^|]* \| ([\d.]+ ± [\d.]+) \|", section, re.MULTILINE)
+    assert [name for name, _ in rows] == ["Finetune", "CRS", "GDumb", "SPR"]
+    for name, said in rows:
+        own = [r for r in results if r["learner"] == name.lower()]
+        values = 100 * np.array([r["accuracy"] for r in own])
+        assert len(own) == 3 and said == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}", name
+        assert all(r["dataset"] == "cifar10" and r["noise_rate"] == 0.4 for r in own)
+    tried = read_results([ROOT / "results" / "cifar10-crs-rates.jsonl"])
+    found = {}
+    for rate in (2e-5, 1e-4, 5e-4, 2e-3):  # the first was the default then
+        own = [r["accuracy"] for r in tried if r["changed"].get("rate", 2e-5) == rate]
+        assert len(own) == 2
+        found[rate] = 100 * np.mean(own)
+    assert max(found, key=found.get) == ONLINE_RATES["resnet18"]
+    said = re.search(r"([\d.]+) at 0.00002, ([\d.]+) at 0.0001,\s([\d.]+) at 0.0005 and ([\d.]+) at 0.002", section)
+    assert list(said.groups()) == [f"{v:.1f}" for v in found.values()]
+
+
+def test_the_small_stems_variant_is_that_of_the_result_files():
+    text = (ROOT / "REPRODUCTION.md").read_text()
+    results = read_results([ROOT / "results" / "cifar10-small-stem-variant.jsonl"])
+    for learner, words in (("spr", "with\n  the small stem"), ("self-centered-filter", "without Self-Replay")):
+        values = 100 * np.array([r["accuracy"] for r in results if r["learner"] == learner])
+        assert len(values) == 3 and f"{values.mean():.1f} ± {values.std(ddof=1):.1f} % {words}" in text
+
+
+def test_tf32_costs_the_rivals_what_is_said():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    accuracy = {}
+    for name in ("mnist-rivals-float32", "mnist-rivals"):
+        for r in read_results([ROOT / "results" / f"{name}.jsonl"]):
+            key = r["learner"], r["robust"], r["noise"], r["noise_rate"], r["seed"]
+            accuracy.setdefault(key, []).append(100 * r["accuracy"])
+    for learner, robust, row in (
+        ("gdumb", "none", "GDumb"),
+        ("crs", "none", "CRS"),
+        ("crs", "sl", "CRS + SL"),
+        ("crs", "pencil", "CRS + Pencil"),
+    ):
+        pairs = np.array([pair for key, pair in accuracy.items() if key[:2] == (learner, robust)])
+        before, after = pairs.T
+        assert len(pairs) == 15
+        p = stats.ttest_rel(before, after).pvalue
+        assert f"| {row} | {before.mean():.1f} | {after.mean():.1f} | {p:.2f} |" in text
 
 
 def by_noise(results: list[dict], measure: str) -> list[str]:

@@ -252,7 +252,8 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
         "aum": Margins(),
     }
     technique = techniques.get(name)
-    size = 4 if network == "mlp" else 8  # a ResNet on 4×4 is chaotic: with AUM 1e-6 is 0.015 after three steps
+    # a ResNet on 4×4 or 8×8 is chaotic: weights off by TF32's 0.0003 change AUM's margins by 0.15 and what MIR picks
+    size = 4 if network == "mlp" else 16
     plain = NETWORK if network == "mlp" else Network(ResNet18(channels=1, size=size, stem="small", width=4), Head(C))
     net = plain if technique is None else technique.prepare(plain)
     recipe = Rehearsal(6, "sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
