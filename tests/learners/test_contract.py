@@ -9,6 +9,7 @@ from purereplay.data.batch import Batch
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
 from purereplay.learners.base import Learner
+from purereplay.learners.planning import ReplayDraws
 from purereplay.learners.rivals import RIVALS, WITH_ROBUST, RivalSettings, build_rival
 from purereplay.learners.settings import LEARNERS, build_spr, make_backbone
 from purereplay.nets.engine import Engine
@@ -160,12 +161,12 @@ def test_what_trains_for_a_test_is_kept_until_something_changes(name):
 
 
 def test_what_is_replayed_is_drawn_evenly_and_without_repetition():
-    one = learner("crs")
-    slots = one._draw_slots(np.full(2000, 30), size=10, capacity=30)
+    draws = ReplayDraws(n=10, key=1, first=0)
+    slots = draws.slots(np.full(2000, 30), size=10, capacity=30)
     assert slots.shape == (2000, 10) and all(len(set(row)) == 10 for row in slots.tolist())
     counts = np.bincount(slots.ravel(), minlength=30)
     assert chisquare(counts).pvalue > 0.01
-    few = one._draw_slots(np.array([0, 4, 10]), size=7, capacity=30)
+    few = draws.slots(np.array([0, 4, 10]), size=7, capacity=30)
     assert set(few[0]) <= set(range(-7, 0)) and set(few[1]) <= set(range(4)) and set(few[2]) <= set(range(10))
 
 

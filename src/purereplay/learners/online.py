@@ -12,20 +12,17 @@ an epoch is as many steps as replay needs to go once through the memory.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Learner, Report
 from purereplay.learners.ewc import Consolidation
+from purereplay.learners.planning import Planned, ReplayDraws, plan
 from purereplay.memory.replay import ReplayMemory
-from purereplay.nets.draws import uniforms
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
@@ -33,7 +30,6 @@ from purereplay.nets.networks import Network, State, part, prefixed
 from purereplay.nets.technique import Technique
 
 _BATCHES_AT_ONCE = 100  # trained as one job
-_REPLAY = 7  # the stream of draws
 _COUNTS = ("n_batches", "n_done", "finished", "task_ended")
 
 
@@ -48,16 +44,6 @@ class OnlineTraining:
     learning_rate: float = 2e-5
     clip: float | None = 0.5  # gradient values are cut there
     technique: Technique | None = None  # in the place of cross-entropy
-
-
-class _Planned(NamedTuple):
-    """Some batches' steps, laid out before any of them is trained."""
-
-    memory: ReplayMemory | None  # as it is afterwards
-    index: NDArray[np.int64]  # type: ignore[assignment]  # (steps, listed): rows of the pool
-    pool: Batch  # the memory's slots as they were before, then the incoming samples
-    row_of_slot: torch.Tensor  # int64 (capacity,): whose place in the pool each slot's sample has afterwards
-    generator: torch.Generator  # of the memory, likewise
 
 
 @dataclass
@@ -126,7 +112,9 @@ class Online(Learner):
         n = min(self.waiting.n // size, _BATCHES_AT_ONCE) * size
         now = Batch(*(t[:n] for t in self.waiting))
         # planned on a copy: if this is cut off, nothing has happened yet
-        planned = self._plan(now, size)
+        n_listed = self.how.n_candidates or self.how.replay_size
+        draws = ReplayDraws(n_listed, derive_seed(self.seed, "replay"), self.n_batches)
+        planned = plan(now, size, _BATCHES_AT_ONCE * self.how.batch_size, self.memory, self.generator, draws)
         [trained] = yield [self._job(planned, size)]
         self.weights, self.optimizer = trained.state, trained.optimizer
         self.memory, self.generator = planned.memory, planned.generator
@@ -148,7 +136,7 @@ class Online(Learner):
             base_loss=trained.loss,
         )
 
-    def _job(self, planned: _Planned, size: int) -> Job:
+    def _job(self, planned: Planned, size: int) -> Job:
         how, memory = self.how, planned.memory
         chooses = memory is not None and how.n_candidates > 0
         recipe = Rehearsal(
@@ -187,48 +175,6 @@ class Online(Learner):
             extra |= {name: torch.cat([held, fresh[name]]) for name, held in self.carried.items()}
         return extra
 
-    def _plan(self, now: Batch, size: int) -> _Planned:
-        """What the steps on these samples will take and leave."""
-        incoming = np.arange(now.n).reshape(-1, size)
-        # the pool's size is the same for every job, so that jobs share a loop
-        padded = Batch(*(_padded(t, _BATCHES_AT_ONCE * self.how.batch_size) for t in now))
-        if self.memory is None:
-            return _Planned(None, incoming, padded, torch.empty(0, dtype=torch.int64), self.generator)
-        memory, generator = deepcopy(self.memory), torch.Generator()
-        generator.set_state(self.generator.get_state())
-        held = memory.contents()
-        pool = Batch(*(torch.cat([_padded(t, memory.capacity), u]) for t, u in zip(held, padded, strict=True)))
-        row_of_slot = np.zeros(memory.capacity, np.int64)
-        row_of_slot[: held.n] = np.arange(held.n)
-        incoming = incoming + memory.capacity
-        slots = memory.place(now.labels.numpy(), generator)
-        n_held = np.minimum(memory.capacity, held.n + size * np.arange(len(incoming)))  # before each batch
-        replayed = self._draw_slots(n_held, size, memory.capacity)
-        steps = []
-        for rows, taken, chosen in zip(incoming, slots.reshape(incoming.shape), replayed, strict=True):
-            again = row_of_slot[chosen] if chosen[0] >= 0 else rows[-1 - chosen]
-            steps.append(np.concatenate([rows, again]))
-            row_of_slot[taken[taken >= 0]] = rows[taken >= 0]
-        memory.write(slots, now)
-        return _Planned(memory, np.stack(steps), pool, torch.from_numpy(row_of_slot), generator)
-
-    def _draw_slots(self, n_held: NDArray[np.int64], size: int, capacity: int) -> NDArray[np.int64]:
-        """The slots that each batch of this size replays, (batches, listed): different ones where there are enough.
-
-        Where nothing is held yet, -1, -2, … stand for the first, second, … of the batch itself.
-        """
-        n = self.how.n_candidates or self.how.replay_size
-        key = torch.tensor([derive_seed(self.seed, "replay")])
-        number = torch.arange(self.n_batches, self.n_batches + len(n_held))
-        u = uniforms(key, number, max(n, capacity), stream=_REPLAY)[:, 0].numpy()
-        chosen = np.empty((len(n_held), n), np.int64)
-        for i, held in enumerate(n_held.tolist()):
-            if held > n:
-                chosen[i] = np.argpartition(u[i, :held], n)[:n]
-            else:
-                chosen[i] = (u[i, :n] * held) if held else -1 - (u[i, :n] * size).astype(np.int64)
-        return chosen
-
     def classify(self) -> Asks[Classifier]:
         return Classifier(self.network, self.weights, self.image_shape)
         yield  # nothing is asked for: the network is what it is
@@ -255,8 +201,3 @@ class Online(Learner):
             self.consolidation.load(part(state, "consolidation."))
         if self.memory is not None:
             self.memory.load(part(state, "memory."))
-
-
-def _padded(t: torch.Tensor, n: int) -> torch.Tensor:
-    """t (m, ...) with zeros after it, (n, ...)."""
-    return torch.cat([t, t.new_zeros((n - t.shape[0], *t.shape[1:]))])
