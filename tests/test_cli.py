@@ -270,3 +270,20 @@ def test_twenty_kills_of_a_demo_run(tmp_path):
         hits += kill_and_resume(path, demo, n_kills=4, longest=4 + total / 2, seed=i)
         assert measured(path) == measured(tmp_path / "whole")
     assert hits >= 20
+
+
+def test_tiny_numbers_count_as_nothing_in_every_thread():
+    code = """
+import sys, torch
+from purereplay.cli import main
+sys.argv = ["purereplay", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+tiny = torch.full((1_000_000,), 1e-30).mul(1e-10)  # on all threads
+assert torch.get_num_threads() == 2 and not tiny.mul(1e20).any()
+"""
+    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
