@@ -272,18 +272,33 @@ def test_twenty_kills_of_a_demo_run(tmp_path):
     assert hits >= 20
 
 
-def test_tiny_numbers_count_as_nothing_in_every_thread():
-    code = """
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--dataset", "digits", "--preset", "demo", "--budget", "0.01", "--device", "cpu", "--out", "run"],
+        ["predict", "picture.png", "--state", "state", "--device", "cpu"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_tiny_numbers_count_as_nothing_in_every_thread(arguments, tmp_path):
+    code = f"""
 import sys, torch
 from purereplay.cli import main
-sys.argv = ["purereplay", "--help"]
+sys.argv = ["purereplay", *{arguments}]
 try:
     main()
 except SystemExit:
     pass
 tiny = torch.full((1_000_000,), 1e-30).mul(1e-10)  # on all threads
+torch.set_flush_denormal(False)  # reading them would flush as well
 assert torch.get_num_threads() == 2 and not tiny.mul(1e20).any()
 """
     environment = ENVIRONMENT | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_does_not_wait_for_pytorch():
+    code = "import sys, purereplay.cli; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0

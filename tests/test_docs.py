@@ -59,11 +59,14 @@ def test_the_readmes_python_runs():
 
 
 def test_the_filters_python_runs():
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "filter.md").read_text(), re.DOTALL)
+    alone, images = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "filter.md").read_text(), re.DOTALL)
     digits = load_digits()
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
-    exec(block, names)
+    exec(alone, names)
     assert names["suspects"].shape == (100,) and names["mask"].shape == (200,) and names["mask"].dtype == bool
+    names = {"images": (digits.images[:200, None] * 15.9).astype(np.uint8), "labels": digits.target[:200]}
+    exec(images, names)
+    assert names["judged"].clean_probability_.shape == (200,)
 
 
 def test_the_readmes_commands_exist():

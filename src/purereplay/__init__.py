@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from purereplay.learners.settings import make_spr
     from purereplay.purify.beta_mixture import BetaMixture
     from purereplay.purify.filter import SelfCenteredFilter
+    from purereplay.purify.patches import patch_features
     from purereplay.purify.self_centered import clean_probability
 
 _WHERE = {
@@ -24,6 +25,7 @@ _WHERE = {
     "make_spr": "purereplay.learners.settings",
     "BetaMixture": "purereplay.purify.beta_mixture",
     "SelfCenteredFilter": "purereplay.purify.filter",
+    "patch_features": "purereplay.purify.patches",
     "clean_probability": "purereplay.purify.self_centered",
 }
 
@@ -35,6 +37,7 @@ __all__ = [
     "__version__",
     "clean_probability",
     "make_spr",
+    "patch_features",
 ]
 
 

@@ -17,7 +17,7 @@ from purereplay.nets.networks import Head, Network
 
 CPU = torch.device("cpu")
 TECHNIQUES = ("l2r", "pencil", "sl", "jocor")
-NAMES = [*LEARNERS, *RIVALS, *(f"{learner}+{t}" for learner in WITH_ROBUST for t in TECHNIQUES)]
+NAMES = [*LEARNERS, "spr+patches", *RIVALS, *(f"{learner}+{t}" for learner in WITH_ROBUST for t in TECHNIQUES)]
 SHAPE = (1, 8, 8)
 SMALL = {
     "spr": {"expert_epochs": "8", "base_epochs": "8", "hidden": "24", "delayed_size": "40", "purified_size": "30"},
@@ -39,7 +39,8 @@ SMALL = {
 
 def learner(name: str, seed: int = 0) -> Learner:
     name, _, technique = name.partition("+")
-    overrides = SMALL["rival" if name in RIVALS else "spr"] | ({"robust": technique} if technique else {})
+    kind, option = ("rival", "robust") if name in RIVALS else ("spr", "features")
+    overrides = SMALL[kind] | ({option: technique} if technique else {})
     options = resolve(dataset="digits", learner=name, device="cpu", preset_name="demo", overrides=overrides).options
     engine = Engine(CPU)
     if isinstance(options, RivalSettings):

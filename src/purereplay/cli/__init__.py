@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import torch
 import typer
 
 from purereplay.cli import daily, runs  # noqa: F401  # they add their commands to the application
@@ -18,9 +17,6 @@ def main() -> None:
     # PyTorch's threads wait for each other by spinning; when another program has one of the cores, spinning for long
     # makes training many times slower, while giving up after some 10 µs costs next to nothing on an idle one
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # numbers below 1e-38 count as 0: Adam's fading moments get there, where a processor is thirty times slower. It has to
-    # be said before PyTorch's threads are born, so a library cannot
-    torch.set_flush_denormal(True)
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:

@@ -65,8 +65,9 @@ class SprSettings:
     # the Self-Centered filter
     filter: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # who judges D; none: P is a plain
     # reservoir of the stream; aum and incv: rival filters
-    features: Literal["projection", "penultimate", "file"] = "projection"  # of the expert; paper: penultimate; file:
-    # brought by the user (--features), and no expert is trained
+    features: Literal["projection", "penultimate", "patches", "file"] = "projection"  # of the expert; paper:
+    # penultimate. No expert is trained for patches (of the images, see purify/patches.py; not in the paper) and for
+    # file (brought by the user, --features)
     graphs: int = 5  # E_max; 0: non-stochastic
     scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
     posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins
@@ -196,6 +197,8 @@ def build_spr(
         raise UserError("Features of the user's own need a file (--features), and the setting features=file.")
     if s.delayed_size is None or s.purified_size is None or s.expert_batch is None or s.base_batch is None:
         raise UserError("The settings delayed_size, purified_size, expert_batch and base_batch must be given.")
+    if vectors and s.features == "patches":
+        raise UserError("Feature vectors have no patches: choose features=projection or features=penultimate.")
     if vectors and s.network != "mlp":
         raise UserError(f"Feature vectors need the network mlp, not {s.network}.")
     dtype = torch.float32 if vectors else torch.uint8

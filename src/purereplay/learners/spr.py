@@ -29,6 +29,7 @@ from purereplay.nets.jobs import Asks, Contrastive, Job, Supervised
 from purereplay.nets.networks import Head, Network, State, part, prefixed
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.incv import NoisyCrossValidation
+from purereplay.purify.patches import patch_features
 from purereplay.purify.self_centered import Verdict, judge_many, select
 
 _COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
@@ -39,7 +40,7 @@ class Filtering:
     """How a delayed buffer is judged."""
 
     kind: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # none: everything is taken to be clean
-    features: Literal["projection", "penultimate", "file"] = "projection"  # file: `SPR.brought`, no expert is trained
+    features: Literal["projection", "penultimate", "patches", "file"] = "projection"  # file: `SPR.brought`
     n_graphs: int = 5  # E_max; 0: the non-stochastic filter
     scaling: Literal["trimmed", "minmax"] = "trimmed"
     posterior: Literal["exact", "table"] = "exact"
@@ -163,6 +164,8 @@ class SPR(Learner):
             verdicts = [Verdict(p, p.clone(), []) for p in ones]
         elif f.kind == "self-centered" and self.brought is not None:
             verdicts = self._judge(new, [self.brought[w.batch.index].to(self.engine.device) for w in new])
+        elif f.kind == "self-centered" and f.features == "patches":
+            verdicts = self._judge(new, [patch_features(w.batch.images, self._seed("patches", w.number)) for w in new])
         elif f.kind == "self-centered":
             verdicts = yield from self._train_experts(new)
         else:

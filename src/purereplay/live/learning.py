@@ -22,10 +22,12 @@ from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.settings import StateSettings, Wanted, with_shape
 from purereplay.live.store import Current, Store
-from purereplay.nets.engine import Account, Engine, Progress, drive
+from purereplay.nets.engine import Account, Engine, Progress, drive, own_the_process
 
 
 def make_engine(device: str, watch: Callable[[Progress], None] | None = None) -> Engine:
+    """For the commands: see `own_the_process`."""
+    own_the_process()
     chosen = pick_device(device)
     return Engine(torch.device(chosen), precision=pick_precision("auto", chosen), watch=watch)
 

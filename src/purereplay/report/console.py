@@ -23,7 +23,7 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.rivals import RIVALS, RivalSettings
 from purereplay.learners.settings import BY_DATASET, LEARNERS, PRESETS, SprSettings, preset_settings
-from purereplay.nets.engine import Engine, drive_together
+from purereplay.nets.engine import Engine, drive_together, own_the_process
 from purereplay.report.pictures import draw_run
 from purereplay.report.progress import Show, download_bars, duration, interruptible, out, percent, progress_bars
 
@@ -77,6 +77,7 @@ def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:
     with ExitStack() as stack:
         bars = stack.enter_context(progress_bars())
         show = Show(bars)
+        own_the_process()
         engine = Engine(torch.device(settings[0].device), precision=settings[0].precision, watch=show.training)
         loaded: dict[tuple[str, bool], Dataset] = {}
         for s, path in zip(settings, paths, strict=True):
@@ -137,6 +138,7 @@ def estimate(settings: RunSettings) -> None:
     with progress_bars() as bars:
         dataset = experiments.load(settings, download_bars(bars))
     _, stream = experiments.make_stream(settings, dataset)
+    own_the_process()
     engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
         learner = experiments.make_learner(settings, dataset, engine, experiments.bring_features(settings, dataset))

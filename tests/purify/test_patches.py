@@ -1,0 +1,151 @@
+"""Features without training: against a slow computation, and that the filter finds wrong labels by them."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.linalg import sqrtm
+from sklearn.metrics import roc_auc_score
+
+from purereplay.data.batch import Batch
+from purereplay.data.datasets import load
+from purereplay.errors import UserError
+from purereplay.evaluate.plan import plan
+from purereplay.evaluate.settings import resolve
+from purereplay.learners.settings import build_spr, make_spr, own_settings
+from purereplay.nets.engine import Engine
+from purereplay.purify import patches
+from purereplay.purify.patches import patch_features
+from purereplay.purify.self_centered import judge
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def similarity(features: torch.Tensor) -> torch.Tensor:
+    return features @ features.T
+
+
+def test_answers_are_those_of_every_patch_by_itself():
+    pixels = torch.rand(3, 2, 9, 8, generator=torch.Generator().manual_seed(1))
+    filters, offset = patches._learned_filters(pixels, 3, torch.Generator().manual_seed(2))
+    answers = patches._answers(pixels, filters, offset).view(3, 2, 256, 2, 2)
+    all_patches = F.unfold(pixels, 3).transpose(1, 2)  # (3, 7 · 6, 18)
+    flat = (all_patches - all_patches.mean(2, keepdim=True)) / (
+        all_patches.var(2, correction=0, keepdim=True) + 0.01
+    ).sqrt()
+    expected = (flat @ filters.flatten(1).T - offset).transpose(1, 2).view(3, 256, 7, 6)
+    for sign, ours in ((1, answers[:, 0]), (-1, answers[:, 1])):
+        loud = (sign * expected - 0.25).clamp(min=0)
+        theirs = torch.stack(  # quarters of seven rows overlap in the middle
+            [
+                loud[:, :, rows, columns].mean((2, 3))
+                for rows in (slice(0, 4), slice(3, 7))
+                for columns in (slice(0, 3), slice(3, 6))
+            ],
+            dim=-1,
+        )
+        torch.testing.assert_close(ours.flatten(2), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_filters_are_whitened_patches(monkeypatch):
+    monkeypatch.setattr(patches, "_DRAWN", 300)
+    pixels = torch.rand(20, 2, 12, 9, generator=torch.Generator().manual_seed(3))
+    filters, offset = patches._learned_filters(pixels, 3, torch.Generator().manual_seed(4))
+    generator = torch.Generator().manual_seed(4)
+    which, top, left = (torch.randint(n, (300,), generator=generator).tolist() for n in (20, 10, 7))
+    drawn = np.stack(
+        [pixels[i, :, y : y + 3, x : x + 3].numpy().ravel() for i, y, x in zip(which, top, left, strict=True)]
+    )
+    drawn = (drawn - drawn.mean(1, keepdims=True)) / np.sqrt(drawn.var(1, keepdims=True) + 0.01)
+    usual = drawn.mean(0)
+    whiten = np.linalg.inv(sqrtm(np.cov(drawn.T, bias=True).astype(np.float64) + 0.1 * np.eye(18)).real)
+    bank = (drawn[:256] - usual) @ whiten
+    expected = bank / np.linalg.norm(bank, axis=1, keepdims=True) @ whiten
+    np.testing.assert_allclose(filters.flatten(1).numpy(), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(offset.numpy(), expected @ usual, rtol=1e-3, atol=1e-4)
+
+
+def test_main_directions_are_the_same_from_either_product():
+    x = torch.randn(60, 60, generator=torch.Generator().manual_seed(5))
+    short = patches._main_directions(torch.cat([x, x], 1))  # 60 × 120
+    u, s, _ = torch.linalg.svd((x - x.mean(0)) / x.std(0, correction=0), full_matrices=False)
+    expected = u[:, :32] * (2**0.5 * s[:32]) ** 0.3
+    torch.testing.assert_close(similarity(short), similarity(expected), rtol=1e-3, atol=1e-4)
+    long = torch.randn(90, 40, generator=torch.Generator().manual_seed(6))
+    features = patches._main_directions(long)
+    standard = ((long - long.mean(0)) / long.std(0, correction=0)).double()
+    u, s, _ = torch.linalg.svd(standard, full_matrices=False)
+    expected = (u[:, :32] * s[:32] ** 0.3).float()
+    torch.testing.assert_close(similarity(features), similarity(expected), rtol=1e-3, atol=1e-4)
+
+
+def test_same_seed_same_bits_and_the_device_is_the_images():
+    images = noise(40, 3, 16, 16)
+    assert torch.equal(patch_features(images, 7), patch_features(images.clone(), 7))
+    assert not torch.allclose(similarity(patch_features(images, 7)), similarity(patch_features(images, 8)), rtol=1e-3)
+    assert patch_features(images, 7).shape == (40, 32) and patch_features(images, 7).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        noise(1, 1, 8, 8),
+        noise(2, 3, 32, 32),
+        noise(30, 3, 100, 60),
+        noise(6, 1, 2, 5),
+        noise(5, 1, 1, 1),
+        torch.zeros(9, 3, 8, 8, dtype=torch.uint8),
+    ],
+    ids=["one", "two", "large", "two rows", "one pixel", "blank"],
+)
+def test_whatever_the_images_features_are_finite(images):
+    features = patch_features(images, 0)
+    assert features.shape[0] == len(images) and features.isfinite().all()
+
+
+def test_wrong_labels_are_found_by_them():
+    """As well as by an expert of the demo's; raw pixels are worse."""
+    digits = load("digits")
+    images, truth = torch.from_numpy(digits.images[:600]), digits.true_labels[:600]
+    dice = np.random.default_rng(0)
+    given = np.where(dice.random(600) < 0.4, dice.integers(0, 10, 600), truth)
+    found = {}
+    for name, features in (("patches", patch_features(images, 1)), ("pixels", images.flatten(1).float())):
+        probability = judge(features, torch.from_numpy(given), 5, 0).clean_probability
+        found[name] = roc_auc_score(given == truth, probability)
+    assert found["patches"] > 0.9, found
+    assert found["patches"] > found["pixels"], found
+
+
+def test_no_expert_is_trained():
+    settings = resolve(dataset="digits", device="cpu", preset_name="demo", overrides={"features": "patches"})
+    assert set(plan(settings, (1437,)).steps) == {"base", "finetune"}
+    one = build_spr(settings.options, image_shape=(1, 8, 8), n_classes=10, engine=Engine(torch.device("cpu")), seed=3)
+    images, labels = noise(100, 1, 8, 8), torch.arange(100) % 10
+    one.take(Batch(images, labels, torch.arange(100)))
+    while one.queue[0].clean_probability is None:
+        with pytest.raises(StopIteration):  # nothing is asked for
+            next(one.work())
+    expected = judge(patch_features(images, one._seed("patches", 0)), labels, 5, one._seed("graphs", 0))
+    assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)
+
+
+def test_vectors_have_no_patches():
+    settings = own_settings("demo", {"features": "patches"}, (12, 1, 1), vectors=True)
+    with pytest.raises(UserError, match="Feature vectors have no patches"):
+        build_spr(
+            settings, image_shape=(12, 1, 1), n_classes=2, engine=Engine(torch.device("cpu")), seed=0, vectors=True
+        )
+    assert make_spr((1, 8, 8), 2, features="patches").filtering.features == "patches"
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_same():
+    images = noise(120, 3, 32, 32)
+    here, there = patch_features(images, 1), patch_features(images.cuda(), 1).cpu()
+    torch.testing.assert_close(
+        similarity(there), similarity(here), rtol=0.02, atol=0.02 * float(similarity(here).max())
+    )
+    assert torch.equal(there, patch_features(images.cuda(), 1).cpu())
