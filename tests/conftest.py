@@ -6,6 +6,13 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def arithmetic_as_it_was():
+    """A command that is called within a test owns the process only so long; see `engine.own_the_process`."""
+    yield
+    torch.set_flush_denormal(False)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
