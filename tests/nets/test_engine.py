@@ -39,7 +39,13 @@ def test_side_by_side_equals_one_by_one():
 def test_resnets_side_by_side_equal_one_by_one():
     network = Network(ResNet18(channels=1, size=6, stem="small", width=4), Head(8))
     jobs = [job(k, Contrastive(epochs=2, batch_size=12), network=network) for k in range(2)]
-    together = Engine(CPU).train(jobs)
+
+    class Stacking(Engine):
+        def side_by_side(self, job):
+            return 2
+
+    assert Engine(CPU).side_by_side(jobs[0]) == 1  # slower otherwise
+    together = Stacking(CPU).train(jobs)
     for k in range(2):
         [alone] = Engine(CPU).train([jobs[k]])
         for name in alone.state:
