@@ -88,6 +88,9 @@ MEASURES = {
 }
 
 
+WITH_OWN_TEST = ("What the rate decides", "Why some rivals", "SPR and rivals", "Without experts")
+
+
 def test_reproduced_numbers_are_those_of_the_result_files():
     """Each section's table, recomputed from the files that it links to."""
     checked = 0
@@ -210,6 +213,26 @@ def test_the_small_stems_variant_is_that_of_the_result_files():
     for learner, words in (("spr", "with\n  the small stem"), ("self-centered-filter", "without Self-Replay")):
         values = 100 * np.array([r["accuracy"] for r in results if r["learner"] == learner])
         assert len(values) == 3 and f"{values.mean():.1f} ± {values.std(ddof=1):.1f} % {words}" in text
+
+
+def test_patches_give_what_is_said():
+    [section] = [section for section in sections() if section.startswith("Without experts")]
+    results = linked_results(section)
+    rows = re.findall(
+        r"^\| ([\w -]+) on ([\w-]+), (\w+) \| ([\d.]+ ± [\d.]+) \| ([\d.]+ ± [\d.]+) \|$", section, re.MULTILINE
+    )
+    assert len(rows) == len(results) / 3 >= 2
+    for learner, dataset, features, *said in rows:
+        wanted = {
+            "learner": learner.lower().replace(" ", "-"),
+            "dataset": dataset.lower().replace("-", ""),
+            "changed": {"features": "patches"} if features == "patches" else {},
+        }
+        own = [r for r in results if all(r[name] == value for name, value in wanted.items())]
+        assert [r["seed"] for r in own] == [1, 2, 3] and {r["noise_rate"] for r in own} == {0.4}
+        for measure, cell in zip(("accuracy", "filtered_noise"), said, strict=True):
+            values = 100 * np.array([r[measure] for r in own])
+            assert cell == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}", wanted
 
 
 def test_tf32_costs_the_rivals_what_is_said():
