@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
-from purereplay.errors import UserError
+from purereplay.errors import InputError, UserError
 from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import resolve
 from purereplay.learners.settings import build_spr, make_spr, own_settings
@@ -81,7 +81,7 @@ def test_main_directions_are_the_same_from_either_product():
     torch.testing.assert_close(similarity(features), similarity(expected), rtol=1e-3, atol=1e-4)
 
 
-def test_same_seed_same_bits_and_the_device_is_the_images():
+def test_same_seed_same_bits_other_seed_other_features():
     images = noise(40, 3, 16, 16)
     assert torch.equal(patch_features(images, 7), patch_features(images.clone(), 7))
     assert not torch.allclose(similarity(patch_features(images, 7)), similarity(patch_features(images, 8)), rtol=1e-3)
@@ -105,8 +105,16 @@ def test_whatever_the_images_features_are_finite(images):
     assert features.shape[0] == len(images) and features.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    "images", [torch.rand(4, 3, 8, 8), noise(4, 8, 8), noise(0, 1, 8, 8)], ids=["floats", "three axes", "nobody"]
+)
+def test_what_is_no_batch_of_images_is_refused(images):
+    with pytest.raises(InputError, match=r"Images must be uint8 \(n, channels, height, width\), not "):
+        patch_features(images, 0)
+
+
 def test_wrong_labels_are_found_by_them():
-    """As well as by an expert of the demo's; raw pixels are worse."""
+    """Better than by raw pixels."""
     digits = load("digits")
     images, truth = torch.from_numpy(digits.images[:600]), digits.true_labels[:600]
     dice = np.random.default_rng(0)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purereplay.errors import InputError
+
 _LONGEST = 32  # pixels; larger images are averaged down
 _PATCH = 6 / 32  # a patch's side as a share of the image's
 _DRAWN = 20_000  # patches that whitening is learned from
@@ -27,6 +29,9 @@ _AT_ONCE = 5  # images; more leave a CPU's cache
 
 def patch_features(images: Tensor, seed: int) -> Tensor:
     """Features (n, at most 32) of a buffer's images, on their device; a function of the buffer and the seed alone."""
+    if images.dtype != torch.uint8 or images.ndim != 4 or not images.numel():
+        shape = tuple(images.shape)
+        raise InputError(f"Images must be uint8 (n, channels, height, width), not {images.dtype} of shape {shape}.")
     height, width = images.shape[-2:]
     shrunk = min(height, _LONGEST), min(width, _LONGEST)
     size = min(*shrunk, max(3, round(_PATCH * min(shrunk))))
