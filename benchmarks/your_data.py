@@ -27,7 +27,8 @@ from sklearn.datasets import load_digits
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
-from purereplay.learners.rivals import build_rival, rival_settings
+from purereplay.learners.rivals.build import build_rival
+from purereplay.learners.rivals.settings import rival_settings
 from purereplay.learners.settings import PRESETS, make_backbone
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Head, Network

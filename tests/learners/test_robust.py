@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.ewc import Elastic
+from purereplay.learners.rivals.ewc import Elastic
+from purereplay.learners.rivals.mir import Interference
 from purereplay.learners.robust.jocor import JoCoR, Twins
 from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.robust.pencil import Pencil
@@ -257,7 +258,7 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
     plain = NETWORK if network == "mlp" else Network(ResNet18(channels=1, size=size, stem="small", width=4), Head(C))
     net = plain if technique is None else technique.prepare(plain)
     recipe = Rehearsal(6, "sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
-    recipe = replace(recipe, n_incoming=3, n_candidates=8, n_replayed=3) if name == "mir" else recipe
+    recipe = replace(recipe, choice=Interference(3, 3)) if name == "mir" else recipe
     jobs, listed = [], 11 if name == "mir" else 6
     for k in range(2):
         generator = torch.Generator().manual_seed(k)

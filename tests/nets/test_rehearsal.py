@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purereplay.learners.rivals.mir import Interference
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.engine import Engine
@@ -20,7 +21,7 @@ NETWORK = Network(MLP(16, (12, 12)), Head(4))
 def job(k: int, recipe: Rehearsal, n_steps: int = 5, n: int = 20, network: Network = NETWORK, shape=(1, 4, 4)) -> Job:
     generator = torch.Generator().manual_seed(k)
     images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
-    listed = recipe.n_incoming + recipe.n_candidates or recipe.batch_size
+    listed = recipe.batch_size if recipe.choice is None else 11  # 3 incoming ones, 8 candidates
     index = torch.randint(0, n, (n_steps, listed), generator=generator)
     rates = torch.linspace(0.1, 0.05, n_steps)
     labels = torch.randint(0, 4, (n,), generator=generator)
@@ -90,7 +91,7 @@ def test_jobs_with_other_rates_do_not_share_them():
 
 
 def test_mir_replays_what_a_virtual_step_harms_most():
-    recipe = Rehearsal(6, optimizer="sgd", n_incoming=3, n_candidates=8, n_replayed=3)
+    recipe = Rehearsal(6, optimizer="sgd", choice=Interference(3, 3))
     one = job(0, recipe)
 
     def brute_force(state, index, rate):
@@ -112,7 +113,7 @@ def test_mir_replays_what_a_virtual_step_harms_most():
 
 def test_mir_leaves_batch_norms_statistics_to_the_real_step():
     network = Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(4))
-    recipe = Rehearsal(6, optimizer="sgd", n_incoming=3, n_candidates=8, n_replayed=3)
+    recipe = Rehearsal(6, optimizer="sgd", choice=Interference(3, 3))
     plain = Rehearsal(6, optimizer="sgd")
     [mir] = Engine(CPU).train([job(0, recipe, n_steps=1, network=network)])
     [one] = Engine(CPU).train([job(0, plain, n_steps=1, network=network)])
@@ -163,7 +164,7 @@ def test_shifts_take_part_in_training():
     [
         Rehearsal(6, optimizer="adam", clip=0.5),
         Rehearsal(6, optimizer="sgd", momentum=0.9, cutmix=0.5, clip_norm=0.2),
-        Rehearsal(6, optimizer="adam", n_incoming=3, n_candidates=8, n_replayed=3),
+        Rehearsal(6, optimizer="adam", choice=Interference(3, 3)),
         Rehearsal(6, optimizer="sgd", technique=Pencil(stage1=1, stage2=3), epoch_steps=2),
         Rehearsal(6, optimizer="sgd", technique=Margins(), shift_and_flip=True),
     ],

@@ -13,7 +13,7 @@ from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.base import PIECE, Learner
-from purereplay.learners.rivals import RivalSettings
+from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.learners.settings import SprSettings, make_filtering
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained

@@ -10,7 +10,7 @@ import torch
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
 from purereplay.learners.options import from_json
-from purereplay.learners.rivals import RIVAL_RANGES, RIVALS, WITH_ROBUST, RivalSettings, rival_settings
+from purereplay.learners.rivals.settings import RIVAL_RANGES, RIVALS, WITH_ROBUST, RivalSettings, rival_settings
 from purereplay.learners.settings import (
     LEARNERS,
     RANGES,

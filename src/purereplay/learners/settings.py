@@ -15,7 +15,7 @@ import torch
 
 from purereplay.errors import UserError
 from purereplay.learners.options import parse, validated
-from purereplay.learners.rivals import RivalSettings
+from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.learners.spr import SPR, Filtering, SelfReplay
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer

@@ -17,7 +17,7 @@ from purereplay.nets.networks import Network, State
 from purereplay.nets.views import FeatureViews, Views
 
 if TYPE_CHECKING:
-    from purereplay.nets.technique import Technique
+    from purereplay.nets.technique import Choice, Technique
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ class Rehearsal:
     clip: float | None = None  # gradients are cut to ±clip
     clip_norm: float | None = None  # a network's whole gradient is scaled down to at most this length
     cutmix: float = 0.0  # probability that a step's images are pasted into each other
-    n_incoming: int = 0  # MIR: a listed batch is this many incoming images, then candidates
-    n_candidates: int = 0  # of which n_replayed are chosen
-    n_replayed: int = 0
+    choice: Choice | None = None  # what of a listed batch is trained on; None: all of it
     shift_and_flip: bool = False  # whether images are shifted and mirrored at random
     technique: Technique | None = None  # what takes the place of cross-entropy
     epoch_steps: int = 1  # steps that the technique counts as an epoch

@@ -1,8 +1,8 @@
 """Supervised training on batches that the learner has chosen: what every rival of Self-Purified Replay asks for.
 
 The learner says for each step which rows of the job's images it takes and at which rate, so replay, epochs, restarts
-and reservoirs are its own business. A technique may change the loss; `_Interference` lets a step choose what it
-replays (MIR). K jobs of one shape run side by side, on CUDA as one captured step, whose products are in TF32 unless the
+and reservoirs are its own business. A technique may change the loss, a choice pick what of a listed batch is
+trained on. K jobs of one shape run side by side, on CUDA as one captured step, whose products are in TF32 unless the
 precision is float32.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,37 +21,10 @@ from purereplay.nets.jobs import Job, Rehearsal, Trained
 from purereplay.nets.loops import Precision, capture, joined_pool, network_bytes, tf32
 from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
-from purereplay.nets.technique import Step, plain_loss, sample_losses
+from purereplay.nets.technique import Step, plain_loss
 
 _CUTMIX, _SHIFT = 3, 4  # the streams of draws
 _STEPS_AT_ONCE = 50  # between two looks at the clock on CUDA
-
-
-@dataclass
-class _Interference:
-    """MIR: of the candidates, replay those whose loss a virtual step on the incoming samples raises most."""
-
-    n_incoming: int
-    n_replayed: int
-
-    def choose(self, loop: RehearsalLoop, index: Tensor, rate: Tensor) -> Tensor:
-        """index (K, n_incoming + candidates) -> (K, n_incoming + n_replayed)."""
-        incoming, candidates = index[:, : self.n_incoming], index[:, self.n_incoming :]
-        names = list(loop.parameters)
-        loss = plain_loss(loop.view(incoming)).sum()
-        gradients = torch.autograd.grad(loss, [loop.parameters[n] for n in names], allow_unused=True)
-        with torch.no_grad():
-            virtual = dict(loop.state)
-            for name, g in zip(names, gradients, strict=True):
-                if g is not None:  # a second network may have no part in the answer
-                    virtual[name] = loop.parameters[name] - rate.view(-1, *(1,) * (g.ndim - 1)) * g
-            images, labels = rows(loop.pool, candidates), rows(loop.labels, candidates)
-            before, after = (
-                sample_losses(loop.network.outputs(s, images, training=True), labels)
-                for s in ({n: t.clone() for n, t in loop.state.items()}, {n: t.clone() for n, t in virtual.items()})
-            )
-            worst = (after - before).topk(self.n_replayed, dim=1).indices
-            return torch.cat([incoming, candidates.gather(1, worst)], dim=1)
 
 
 class RehearsalLoop:
@@ -85,8 +57,6 @@ class RehearsalLoop:
         # for the optimizer: how many steps each network has taken, and 1 for who takes none any more
         self.steps, self.idle = (torch.zeros(k, device=device) for _ in range(2))
         self.loss = torch.zeros(k, device=device)
-        interference = recipe.n_candidates and _Interference(recipe.n_incoming, recipe.n_replayed)
-        self.interference = interference or None
         self.to_be_captured = device.type == "cuda"
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -151,8 +121,8 @@ class RehearsalLoop:
         rate = self.rates.index_select(0, self.cursor)[0]
         index = self.index.index_select(0, self.cursor)[0]
         statistics = {n: t.clone() for n, t in self.state.items() if not is_trained(n)}
-        if self.interference is not None:
-            index = self.interference.choose(self, index, rate)
+        if self.recipe.choice is not None:
+            index = self.recipe.choice.choose(self.view, index, rate)
             for name, before in statistics.items():  # what was only tried leaves no trace
                 self.state[name].copy_(before)
         step, mix = self.view(index), None

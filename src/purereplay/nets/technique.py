@@ -1,11 +1,13 @@
-"""What a supervised step looks like from inside, and how a technique may change its loss.
+"""What a supervised step looks like from inside, how a technique may change its loss and a choice its samples.
 
-A technique against wrong labels (`learners/robust/`) or against forgetting (`learners/ewc.py`) is part of a job's
-recipe. It sees a `Step` of K networks side by side and answers with their losses, by tensor operations alone.
+A technique against wrong labels (`learners/robust/`) or against forgetting (`learners/rivals/ewc.py`) is part of a
+job's recipe. It sees a `Step` of K networks side by side and answers with their losses, by tensor operations alone. So
+does a choice (`learners/rivals/mir.py`), which answers with samples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import torch.nn.functional as F
@@ -49,6 +51,14 @@ class Technique:
 
     def update(self, step: Step, name: str, value: Tensor, gradient: Tensor) -> None:
         """One step for a learned extra, in place."""
+        raise NotImplementedError
+
+
+class Choice:
+    """Which of the listed samples a step takes; subclasses are frozen dataclasses, likewise."""
+
+    def choose(self, view: Callable[[Tensor], Step], index: Tensor, rate: Tensor) -> Tensor:
+        """Rows that a step lists (K, n) -> rows that it takes (K, m); `view` makes a step on rows, `rate` is (K,)."""
         raise NotImplementedError
 
 

@@ -1,16 +1,11 @@
-"""EWC: weights that mattered for earlier tasks are held where they were (Kirkpatrick et al. 2017).
+"""What EWC remembers of the tasks behind: how much every weight mattered, and where it was.
 
-At the end of a task the diagonal of the Fisher information is estimated; from then on the loss has λ/2 Σ F (w − w*)²
-for every task behind. Sums of parabolas are parabolas: all of them together are one, kept as ΣF and ΣF w*.
-
-Choices where the papers leave them open: the Fisher information is that of the network's own predictions, a label
-drawn from them for each sample, on the last samples of the task, as many as the rivals' memories hold. This is the
-only learner that is told where tasks end.
+For every task behind, the loss has λ/2 Σ F (w − w*)². Sums of parabolas are parabolas: all of them together are one,
+kept as ΣF and ΣF w*. F is the diagonal of the Fisher information.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -19,28 +14,10 @@ from torch import Tensor
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.draws import uniforms
 from purereplay.nets.networks import Network, State, is_trained, network_input, part, prefixed
-from purereplay.nets.technique import Step, Technique, plain_loss, sample_losses
+from purereplay.nets.technique import sample_losses
 
 _AT_ONCE = 2**26  # floats that the gradients of single samples may take
 _LABELS = 6  # the stream of draws
-
-
-@dataclass(frozen=True)
-class Elastic(Technique):
-    """Cross-entropy with the penalty; `strength` is λ.
-
-    `most` bounds λF. At 1 / rate a step of gradient descent takes the weight back to where it was held; beyond 2 / rate
-    it would land farther away than it was, and diverge.
-    """
-
-    strength: float
-    most: float = math.inf
-
-    def loss(self, step: Step) -> Tensor:
-        centre, stiffness = part(step.extra, "centre."), part(step.extra, "stiffness.")
-        force = {n: (self.strength * stiffness[n]).clamp(max=self.most) for n in centre}
-        pulls = [(force[n] * (step.state[n] - centre[n]).square()).flatten(1).sum(1) for n in centre]
-        return plain_loss(step) + torch.stack(pulls).sum(0) / 2
 
 
 @dataclass

@@ -1,13 +1,11 @@
-"""Learners that only remember, and train a fresh network on what they hold whenever a classifier is wanted.
+"""What learners have in common that only remember, and train a fresh network whenever a classifier is wanted.
 
-GDumb holds a greedily balanced memory and trains with warm restarts and CutMix; Multitask, the upper bound, holds
-everything, and is judged at the end alone. The classifier is kept until the memory changes.
+The classifier is kept until the memory changes.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,32 +23,34 @@ from purereplay.nets.technique import Technique
 
 @dataclass(frozen=True)
 class Training:
-    """How the fresh network is trained."""
+    """How the fresh network is trained, by stochastic gradient descent."""
 
     epochs: int
-    batch_size: int = 16
-    learning_rate: float = 0.05
-    least_rate: float | None = None  # where a cosine with restarts ends (SGDR: T_0 = 1, T_mult = 2); None: constant
-    momentum: float = 0.9
-    weight_decay: float = 1e-6
+    batch_size: int
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
     clip_norm: float | None = None  # length that a gradient has at most
-    cutmix: float = 0.0  # probability; with a technique there is none: its loss is for one label a sample
-    technique: Technique | None = None  # in the place of cross-entropy
+    cutmix: float = 0.0  # probability
+
+    def rates(self, steps_per_epoch: int) -> torch.Tensor:
+        """The rate of every step."""
+        return torch.full((self.epochs * steps_per_epoch,), self.learning_rate)
 
 
 @dataclass
 class FromScratch(Learner):
-    """One such learner; see `learners.rivals` for who is who."""
+    """One such learner; its first fields are those of `Ground`."""
 
-    network: Network  # with one output per class
+    network: Network
     n_classes: int
     image_shape: tuple[int, int, int]
-    memory: ReplayMemory
-    training: Training
     engine: Engine
-    seed: int = 0
-    constants: State = field(default_factory=dict)  # what the technique works with
-    is_offline: bool = False  # Multitask
+    seed: int
+    technique: Technique | None
+    constants: State
+    memory: ReplayMemory
+    how: Training
     waiting: list[Batch] = field(default_factory=list, init=False)  # taken, but not offered to the memory yet
     n_done: int = field(default=0, init=False)  # batches offered so far
     generator: torch.Generator = field(init=False)  # of the memory; goes on from batch to batch
@@ -104,11 +104,13 @@ class FromScratch(Learner):
         return int(self.memory.seen.sum())
 
     def _job(self, held: Batch, state: State) -> Job:
-        how, size = self.training, min(self.training.batch_size, held.n)
+        how, size = self.how, min(self.how.batch_size, held.n)
         dice = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "order", self._n_seen)))
         per_epoch = held.n // size
         orders = [dice.permutation(held.n)[: per_epoch * size] for _ in range(how.epochs)]
         labels, extra = held.labels.to(self.engine.device), dict(self.constants)
+        if self.technique is not None:
+            extra |= self.technique.per_sample(labels, self.n_classes)
         recipe = Rehearsal(
             size,
             "sgd",
@@ -116,11 +118,9 @@ class FromScratch(Learner):
             how.weight_decay,
             clip_norm=how.clip_norm,
             cutmix=how.cutmix,
+            technique=self.technique,
             epoch_steps=per_epoch,
         )
-        if how.technique is not None:
-            recipe = replace(recipe, cutmix=0.0, technique=how.technique)
-            extra |= how.technique.per_sample(labels, self.n_classes)
         return Job(
             phase="scratch",
             network=self.network,
@@ -131,7 +131,7 @@ class FromScratch(Learner):
             extra=extra,
             seed=derive_seed(self.seed, "draws", self._n_seen),
             index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
-            rates=restarts(how, per_epoch),
+            rates=how.rates(per_epoch),
         )
 
     def state(self) -> State:
@@ -151,17 +151,3 @@ class FromScratch(Learner):
             images = batch["images"].to(self.engine.device)
             self.waiting.append(Batch(images, batch["labels"].cpu(), batch["index"].cpu()))
         self._classifier = None
-
-
-def restarts(how: Training, steps_per_epoch: int) -> torch.Tensor:
-    """The rate of every step: constant, or a cosine that restarts after 1, 2, 4, … epochs (SGDR)."""
-    if how.least_rate is None:
-        return torch.full((how.epochs * steps_per_epoch,), how.learning_rate)
-    rates, period, begin = [], 1, 0
-    for epoch in range(how.epochs):
-        if epoch == begin + period:
-            begin, period = epoch, 2 * period
-        for step in range(steps_per_epoch):
-            share = (epoch - begin + step / steps_per_epoch) / period
-            rates.append(how.least_rate + (how.learning_rate - how.least_rate) * (1 + math.cos(math.pi * share)) / 2)
-    return torch.tensor(rates)

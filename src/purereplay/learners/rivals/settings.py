@@ -1,4 +1,4 @@
-"""The rivals of the paper: their settings, and how each is built from them.
+"""The settings of the rivals, and of the techniques that some of them can be combined with.
 
 Settings come from the paper's appendix; where it is silent, from the method's own paper, named in the comment.
 """
@@ -6,30 +6,11 @@ Settings come from the paper's appendix; where it is silent, from the method's o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
-import torch
-
-from purereplay.data.batch import Batch
 from purereplay.errors import UserError
-from purereplay.learners.ewc import Consolidation, Elastic
-from purereplay.learners.offline import FromScratch, Training
-from purereplay.learners.online import Online, OnlineTraining
 from purereplay.learners.options import parse, validated
-from purereplay.learners.robust.jocor import JoCoR
-from purereplay.learners.robust.l2r import LearningToReweight, clean_extra
-from purereplay.learners.robust.pencil import Pencil
-from purereplay.learners.robust.sl import SymmetricLearning
-from purereplay.memory.greedy import GreedyBalanced
-from purereplay.memory.partitioned import PartitionedReservoir
-from purereplay.memory.replay import ReplayMemory
-from purereplay.memory.reservoir import Reservoir
-from purereplay.nets.engine import Engine
-from purereplay.nets.networks import Head, Network
-from purereplay.nets.technique import Technique
 
 RIVALS = ("finetune", "ewc", "crs", "prs", "mir", "gdumb", "multitask")
 WITH_ROBUST = ("crs", "prs", "mir", "gdumb")  # that a technique against wrong labels can be combined with
@@ -125,91 +106,4 @@ def rival_settings(
         network=network,
         rate=s.rate or ONLINE_RATES[network],
         jocor_forget=noise_rate if s.jocor_forget is None else s.jocor_forget,
-    )
-
-
-def build_rival(
-    name: str,
-    settings: RivalSettings,
-    *,
-    network: Network,
-    image_shape: tuple[int, int, int],
-    n_classes: int,
-    n_stream: int,
-    engine: Engine,
-    seed: int,
-    clean: Batch | None = None,
-) -> Online | FromScratch:
-    """A learner from settings in which nothing is None any more.
-
-    `n_stream` is how much Multitask has to hold, `clean` what L2R is given.
-    """
-    s = settings
-    technique, constants = _technique(s), {}
-    network = replace(network, head=Head(n_classes))
-    network = network if technique is None else technique.prepare(network)
-    if s.robust == "l2r":
-        if clean is None:
-            raise UserError("The technique l2r needs clean samples.")
-        constants = clean_extra(Batch(clean.images.to(engine.device), clean.labels, clean.index))
-    memory = _memory(name, s, image_shape, n_classes, n_stream, engine)
-    if name in ("gdumb", "multitask"):
-        assert memory is not None
-        how = _training(name, s, technique)
-        offline = name == "multitask"
-        return FromScratch(network, n_classes, image_shape, memory, how, engine, seed, constants, offline)
-    assert s.rate is not None
-    consolidation = None
-    if name == "ewc":
-        nothing = torch.empty((0, *image_shape), dtype=torch.uint8, device=engine.device)
-        assert s.memory_size is not None
-        most = 1 / s.rate if s.optimizer == "sgd" else math.inf
-        consolidation, technique = Consolidation(s.memory_size, nothing), Elastic(s.ewc_strength, most)
-    candidates = s.candidates if name == "mir" else 0
-    online = OnlineTraining(s.batch_size, s.replay_size, candidates, s.optimizer, s.rate, s.clip, technique)
-    return Online(network, n_classes, image_shape, memory, online, engine, seed, consolidation, constants)
-
-
-def _technique(s: RivalSettings) -> Technique | None:
-    """What the settings name; a technique is built from its own ones."""
-    if s.robust == "none":
-        return None
-    if s.robust == "l2r":
-        return LearningToReweight(s.l2r_batch)
-    if s.robust == "pencil":
-        return Pencil(s.pencil_alpha, s.pencil_beta, s.pencil_rate, s.pencil_stage1, s.pencil_stage2)
-    if s.robust == "sl":
-        return SymmetricLearning(s.sl_alpha, s.sl_beta)
-    assert s.jocor_forget is not None
-    return JoCoR(s.jocor_forget, s.jocor_lambda, s.jocor_epochs)
-
-
-def _memory(
-    name: str, s: RivalSettings, image_shape: tuple[int, int, int], n_classes: int, n_stream: int, engine: Engine
-) -> ReplayMemory | None:
-    assert s.memory_size is not None
-    kinds: dict[str, Callable[..., ReplayMemory]] = {
-        "crs": Reservoir,
-        "mir": Reservoir,
-        "multitask": Reservoir,
-        "gdumb": GreedyBalanced,
-        "prs": partial(PartitionedReservoir, rho=s.rho),
-    }
-    capacity = n_stream if name == "multitask" else s.memory_size
-    return kinds[name](capacity, image_shape, n_classes, device=engine.device) if name in kinds else None
-
-
-def _training(name: str, s: RivalSettings, technique: Technique | None) -> Training:
-    if name == "multitask":
-        return Training(s.multitask_epochs, s.scratch_batch, s.multitask_rate, momentum=0.0, weight_decay=0.0)
-    return Training(
-        epochs=s.gdumb_epochs,
-        batch_size=s.scratch_batch,
-        learning_rate=s.gdumb_rate,
-        least_rate=s.gdumb_least_rate,
-        momentum=0.0 if s.robust == "l2r" else s.gdumb_momentum,
-        weight_decay=s.gdumb_decay,
-        clip_norm=s.gdumb_clip,
-        cutmix=s.gdumb_cutmix,
-        technique=technique,
     )

@@ -1,8 +1,7 @@
-"""Learners that train on every batch as it comes, with or without a memory of earlier samples.
+"""What learners that train on every batch as it comes have in common, with or without a memory of earlier samples.
 
-Finetune, CRS, PRS and MIR differ in what is replayed beside the incoming batch: nothing, a random part of a reservoir,
-of a reservoir shared out by class, or the part of it that the batch is about to harm. EWC replays nothing, and holds on
-to weights instead. Which samples a memory keeps does not depend on the network, so many batches are planned ahead and
+Finetune, CRS, PRS and MIR differ in what is replayed beside the incoming batch; EWC replays nothing, and holds on to
+weights instead. Which samples a memory keeps does not depend on the network, so many batches are planned ahead and
 trained as one job.
 
 Choices where the papers leave them open: an incomplete batch waits for the next samples and is trained at the end of
@@ -20,8 +19,8 @@ import torch
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Learner, Report
-from purereplay.learners.ewc import Consolidation
-from purereplay.learners.planning import Planned, ReplayDraws, plan
+from purereplay.learners.rivals.planning import Planned, ReplayDraws, plan
+from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
@@ -30,35 +29,37 @@ from purereplay.nets.networks import Network, State, part, prefixed
 from purereplay.nets.technique import Technique
 
 _BATCHES_AT_ONCE = 100  # trained as one job
-_COUNTS = ("n_batches", "n_done", "finished", "task_ended")
 
 
 @dataclass(frozen=True)
 class OnlineTraining:
     """How an online learner trains."""
 
-    batch_size: int = 10  # incoming samples of a step
-    replay_size: int = 10  # replayed samples of a step; 0: none
-    n_candidates: int = 0  # MIR: replayed ones are chosen from so many; 0: at random
-    optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 2e-5
-    clip: float | None = 0.5  # gradient values are cut there
-    technique: Technique | None = None  # in the place of cross-entropy
+    batch_size: int  # incoming samples of a step
+    replay_size: int  # replayed samples of a step; 0: none
+    optimizer: Literal["adam", "sgd"]
+    learning_rate: float
+    clip: float | None  # gradient values are cut there
+
+
+def training(s: RivalSettings) -> OnlineTraining:
+    assert s.rate is not None
+    return OnlineTraining(s.batch_size, s.replay_size, s.optimizer, s.rate, s.clip)
 
 
 @dataclass
 class Online(Learner):
-    """One online learner; see `learners.rivals` for who is who."""
+    """One online learner; its first fields are those of `Ground`."""
 
-    network: Network  # with one output per class
+    network: Network
     n_classes: int
     image_shape: tuple[int, int, int]
+    engine: Engine
+    seed: int
+    technique: Technique | None
+    constants: State
     memory: ReplayMemory | None
     how: OnlineTraining
-    engine: Engine
-    seed: int = 0
-    consolidation: Consolidation | None = None  # EWC's
-    constants: State = field(default_factory=dict)  # what the technique works with in every job
     generator: torch.Generator = field(init=False)  # of the memory; goes on from batch to batch
     weights: State = field(init=False)
     optimizer: State | None = field(default=None, init=False)
@@ -66,15 +67,14 @@ class Online(Learner):
     n_batches: int = field(default=0, init=False)  # trained on so far
     n_done: int = field(default=0, init=False)  # jobs done so far
     finished: bool = field(default=False, init=False)
-    task_ended: bool = field(default=False, init=False)  # and the consolidation is still to come
     carried: State = field(default_factory=dict, init=False)  # what the technique knows of samples held, by slot
 
     def __post_init__(self) -> None:
         device = self.engine.device
         self.generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory"))
-        if self.memory is not None and self.how.technique is not None:
+        if self.memory is not None and self.technique is not None:
             nobody = torch.zeros(self.memory.capacity, dtype=torch.int64, device=device)
-            self.carried = self.how.technique.per_sample(nobody, self.n_classes)
+            self.carried = self.technique.per_sample(nobody, self.n_classes)
         self.weights = {n: t.to(device) for n, t in self.network.init(derive_seed(self.seed, "weights")).items()}
         images = torch.empty((0, *self.image_shape), dtype=torch.uint8, device=device)
         self.waiting = Batch(images, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
@@ -86,41 +86,27 @@ class Online(Learner):
 
     @property
     def pending(self) -> bool:
-        return self._has_batch or self.task_ended
-
-    @property
-    def _has_batch(self) -> bool:
         return self.waiting.n >= self.how.batch_size or (self.finished and self.waiting.n > 0)
 
     @property
-    def wants_task_ends(self) -> bool:  # type: ignore[override]
-        return self.consolidation is not None
-
-    def end_task(self) -> None:
-        self.task_ended = True
+    def n_listed(self) -> int:
+        """Samples of the memory that a step lists beside the incoming ones."""
+        return self.how.replay_size
 
     def finish(self) -> None:
         self.finished = True
 
     def work(self) -> Asks[Report | None]:
-        if not self._has_batch:
-            assert self.consolidation is not None
-            self.consolidation.end_task(self.network, self.weights, self.seed)
-            self.task_ended = False
-            return None
         size = min(self.how.batch_size, self.waiting.n)
         n = min(self.waiting.n // size, _BATCHES_AT_ONCE) * size
         now = Batch(*(t[:n] for t in self.waiting))
         # planned on a copy: if this is cut off, nothing has happened yet
-        n_listed = self.how.n_candidates or self.how.replay_size
-        draws = ReplayDraws(n_listed, derive_seed(self.seed, "replay"), self.n_batches)
+        draws = ReplayDraws(self.n_listed, derive_seed(self.seed, "replay"), self.n_batches)
         planned = plan(now, size, _BATCHES_AT_ONCE * self.how.batch_size, self.memory, self.generator, draws)
         [trained] = yield [self._job(planned, size)]
         self.weights, self.optimizer = trained.state, trained.optimizer
         self.memory, self.generator = planned.memory, planned.generator
         self.carried = {name: trained.extra[name][planned.row_of_slot] for name in self.carried}
-        if self.consolidation is not None:
-            self.consolidation.saw(now.images)
         self.waiting = Batch(*(t[n:].clone() for t in self.waiting))
         self.n_batches += len(planned.index)
         self.n_done += 1
@@ -137,41 +123,38 @@ class Online(Learner):
         )
 
     def _job(self, planned: Planned, size: int) -> Job:
-        how, memory = self.how, planned.memory
-        chooses = memory is not None and how.n_candidates > 0
-        recipe = Rehearsal(
-            batch_size=size + how.replay_size if memory else size,
-            optimizer=how.optimizer,
-            clip=how.clip,
-            n_incoming=size if chooses else 0,
-            n_candidates=how.n_candidates if chooses else 0,
-            n_replayed=how.replay_size if chooses else 0,
-            technique=how.technique,
-            epoch_steps=max(1, memory.capacity // how.replay_size) if memory and how.replay_size else 1,
-        )
         return Job(
             phase="online",
             network=self.network,
             state=self.weights,
-            recipe=recipe,
+            recipe=self._recipe(size),
             images=planned.pool.images,
             labels=planned.pool.labels.to(self.engine.device),
             seed=derive_seed(self.seed, "draws"),
             optimizer=self.optimizer,
             index=torch.from_numpy(planned.index),
-            rates=torch.full((len(planned.index),), how.learning_rate),
+            rates=torch.full((len(planned.index),), self.how.learning_rate),
             extra=self._extra(planned.pool.labels),
+        )
+
+    def _recipe(self, size: int) -> Rehearsal:
+        """How a batch of this size is trained on."""
+        replayed = 0 if self.memory is None else self.how.replay_size
+        return Rehearsal(
+            batch_size=size + replayed,
+            optimizer=self.how.optimizer,
+            clip=self.how.clip,
+            technique=self.technique,
+            epoch_steps=max(1, self.memory.capacity // replayed) if self.memory and replayed else 1,
         )
 
     def _extra(self, labels: torch.Tensor) -> State:
         """What the technique works with: the same for all, and for each row of the pool."""
         extra = dict(self.constants)
-        if self.consolidation is not None:
-            extra |= self.consolidation.extra(self.weights)
-        if self.carried and self.how.technique is not None:
+        if self.carried and self.technique is not None:
             assert self.memory is not None
             new = labels[self.memory.capacity :].to(self.engine.device)
-            fresh = self.how.technique.per_sample(new, self.n_classes)
+            fresh = self.technique.per_sample(new, self.n_classes)
             extra |= {name: torch.cat([held, fresh[name]]) for name, held in self.carried.items()}
         return extra
 
@@ -180,24 +163,21 @@ class Online(Learner):
         yield  # nothing is asked for: the network is what it is
 
     def state(self) -> State:
-        state = {name: torch.tensor(getattr(self, name)) for name in _COUNTS}
+        state = {name: torch.tensor(getattr(self, name)) for name in ("n_batches", "n_done", "finished")}
         state |= prefixed("weights.", self.weights) | prefixed("optimizer.", self.optimizer or {})
         state |= prefixed("waiting.", self.waiting._asdict()) | prefixed("carried.", self.carried)
         state["generator"] = self.generator.get_state()
-        state |= {} if self.consolidation is None else prefixed("consolidation.", self.consolidation.state())
         return state | ({} if self.memory is None else prefixed("memory.", self.memory.state()))
 
     def load(self, state: State) -> None:
         device = self.engine.device
         self.n_batches, self.n_done = int(state["n_batches"]), int(state["n_done"])
-        self.finished, self.task_ended = bool(state["finished"]), bool(state["task_ended"])
+        self.finished = bool(state["finished"])
         self.generator.set_state(state["generator"].cpu())
         self.weights = {name: t.to(device) for name, t in part(state, "weights.").items()}
         self.optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
         waiting = part(state, "waiting.")
         self.waiting = Batch(waiting["images"].to(device), waiting["labels"].cpu(), waiting["index"].cpu())
         self.carried = {name: t.to(device) for name, t in part(state, "carried.").items()}
-        if self.consolidation is not None:
-            self.consolidation.load(part(state, "consolidation."))
         if self.memory is not None:
             self.memory.load(part(state, "memory."))
