@@ -181,6 +181,22 @@ def test_the_whole_way(tmp_path, cli, monkeypatch):
         assert "'xml' is unknown" in cli(*arguments, "--state", state).err
 
 
+@pytest.mark.parametrize("choice", ["features=patches", "features=penultimate", "filter=aum", "self_replay=never"])
+def test_every_way_to_judge_and_learn_goes_from_folder_to_prediction(choice, tmp_path, cli):
+    """Also those that train no experts, or no base: the time that is left is told from what they do train."""
+    folder, state = tmp_path / "photos", tmp_path / "state"
+    for i in range(50):
+        path = folder / str(i % 2) / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(picture(i, i % 2, size=8)))
+    fast = ["--set", "aum_epochs=2"] if choice == "filter=aum" else []
+    done = cli("learn", folder, "--state", state, *TINY_OPTIONS, "--set", choice, *fast)
+    assert done.code == 0 and "judged: 50" in done.out, done.err
+    assert "samples judged: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
+    done = cli("predict", "--state", state, folder / "0" / "00.png", "--format", "jsonl")
+    assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
+
+
 # ---------------------------------------------------------------- in processes of their own
 
 

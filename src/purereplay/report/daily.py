@@ -83,7 +83,8 @@ class LearningShow:
         options = self.session.settings.options
         if options.delayed_size is not None and expected:
             steps = plan_spr(options, (expected,)).steps
-            left = seconds_left({p: steps[p] for p in ("expert", "base")}, [self.session.account], now)
+            work = {phase: n for phase, n in steps.items() if phase != "finetune"}  # only `predict` needs that
+            left = seconds_left(work, [self.session.account], now)
             what += "" if left is None else f", {duration(left)} left"
         self._row("judged", self.n_judged, expected, what)
         if (
