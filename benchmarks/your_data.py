@@ -1,7 +1,8 @@
 """The commands of docs/your-data.md from folder to audit, measured against the truth and against plain replay.
 
-    python benchmarks/your_data.py --out results/your-data      # digits, seeds 1 to 3
-    python benchmarks/your_data.py --mnist                      # 2,000 images of 28×28: how long, and how well
+    python benchmarks/your_data.py --out results/your-data              # digits, seeds 1 to 3
+    python benchmarks/your_data.py --data mnist                         # 2,000 images of 28×28: how long, and how well
+    python benchmarks/your_data.py --data cifar10 --set features=projection    # other settings of `learn`
 
 Nothing here is known to the learner but the folder.
 """
@@ -24,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
@@ -44,28 +46,28 @@ def make_digits(folder: Path) -> Truth:
     return {f"{i:04}.png": str(label) for i, label in enumerate(load_digits().target)}
 
 
-def make_mnist(folder: Path) -> Truth:
+def make_folders(data: str, folder: Path) -> Truth:
     """2,000 training images in the folder, 30 % of them under a wrong label, and 2,000 others of the training part."""
-    mnist, dice = load("mnist"), np.random.default_rng(0)
-    assert mnist.true_labels is not None
+    loaded, dice = load(data), np.random.default_rng(0)
+    assert loaded.true_labels is not None
     truth = {}
-    for n, i in enumerate(dice.permutation(len(mnist.images))[:4000].tolist()):
-        label, name = int(mnist.true_labels[i]), f"{i:05}.png"
+    for n, i in enumerate(dice.permutation(len(loaded.images))[:4000].tolist()):
+        label, name = int(loaded.true_labels[i]), f"{i:05}.png"
         truth[name] = str(label)
         if n < 2000 and dice.random() < 0.3:
             label = (label + int(dice.integers(1, 10))) % 10
         path = folder / "digits" / str(label) / name if n < 2000 else folder / "new" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mnist.images[i, 0]).save(path)
+        Image.fromarray(np.moveaxis(loaded.images[i], 0, -1).squeeze()).save(path)
     return truth
 
 
-def measure(folder: Path, truth: Truth, seed: int) -> dict[str, Any]:
-    """The document's commands, and what they are worth."""
+def measure(folder: Path, truth: Truth, seed: int, options: list[str]) -> dict[str, Any]:
+    """The document's commands, `learn` with other options, and what they are worth."""
     state = folder / f"state-{seed}"
     seconds = {}
     for name, arguments in {
-        "learn": ["digits", "--seed", str(seed), "--device", "cpu"],
+        "learn": ["digits", "--seed", str(seed), "--device", "cpu", *options],
         "audit": ["--out", "audit.csv", "--device", "cpu"],
         "predict": ["new", "--format", "csv", "--device", "cpu"],
     }.items():
@@ -78,12 +80,15 @@ def measure(folder: Path, truth: Truth, seed: int) -> dict[str, Any]:
     wrong = np.array([truth[Path(row["id"]).name] != row["given_label"] for row in audit])
     rejected = np.array([row["decision"] == "rejected" for row in audit])
     told = np.array([truth[Path(row["id"]).name] == row["likely_other_label"] for row in audit])
+    clean_probability = [float(row["clean_probability"]) for row in audit]
     predicted = list(csv.DictReader(done.stdout.splitlines()))
     first = np.arange(len(audit)) < 100
     return {
         "seed": seed,
         "samples": len(audit),
         "wrong": float(wrong.mean()),
+        "rejected": float(rejected.mean()),
+        "auc": float(roc_auc_score(~wrong, clean_probability)),
         "wrong_among_rejected": float(wrong[rejected].mean()),
         "wrong_among_accepted": float(wrong[~rejected].mean()),
         "wrong_among_first_100": float(wrong[first].mean()),
@@ -107,7 +112,7 @@ def plain_replay(folder: Path, truth: Truth, seed: int, *, shuffled: bool) -> fl
     settings = rival_settings(
         "crs",
         "demo",
-        {"hidden": str(daily["hidden"])},
+        {"hidden": str(daily["hidden"]), "network": daily["network"]},
         memory_size=daily["purified_size"],
         image_shape=shape,
         noise_rate=0.0,
@@ -130,22 +135,25 @@ def plain_replay(folder: Path, truth: Truth, seed: int, *, shuffled: bool) -> fl
 
 
 def _pixels(paths: list[Path]) -> torch.Tensor:
-    return torch.stack([torch.from_numpy(np.array(Image.open(path)))[None] for path in paths])
+    pixels = [np.atleast_3d(np.array(Image.open(path))) for path in paths]
+    return torch.from_numpy(np.moveaxis(np.stack(pixels), -1, 1).copy())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for one JSON file a seed")
-    parser.add_argument("--mnist", action="store_true", help="2,000 images of MNIST's training part, one seed")
+    parser.add_argument("--data", choices=("digits", "mnist", "cifar10"), default="digits")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of `learn`")
     arguments = parser.parse_args()
+    options = [text for value in arguments.set for text in ("--set", value)]
     with tempfile.TemporaryDirectory() as name:
-        truth = make_mnist(Path(name)) if arguments.mnist else make_digits(Path(name))
-        for seed in (1,) if arguments.mnist else (1, 2, 3):
-            found = measure(Path(name), truth, seed)
+        folder, data = Path(name), arguments.data
+        truth = make_digits(folder) if data == "digits" else make_folders(data, folder)
+        for seed in (1, 2, 3):
+            found = measure(folder, truth, seed, options)
             print(json.dumps(found, indent=2), flush=True)
             if arguments.out:
                 arguments.out.mkdir(parents=True, exist_ok=True)
-                data = "mnist" if arguments.mnist else "digits"
                 (arguments.out / f"{data}-seed-{seed}.json").write_text(json.dumps(found, indent=2) + "\n")
 
 

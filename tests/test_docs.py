@@ -217,21 +217,34 @@ def test_the_small_stems_variant_is_that_of_the_result_files():
 def test_patches_give_what_is_said():
     [section] = [section for section in sections() if section.startswith("Without experts")]
     results = linked_results(section)
-    rows = re.findall(
-        r"^\| ([\w -]+) on ([\w-]+), (\w+) \| ([\d.]+ ± [\d.]+) \| ([\d.]+ ± [\d.]+) \|$", section, re.MULTILINE
-    )
-    assert len(rows) == len(results) / 3 >= 2
-    for learner, dataset, features, *said in rows:
+    who = r"([\w -]+) on ([\w-]+), (experts|patches)(?:, budget ([\d.]+))?(, 3×3 stem)?(, restarts)?"
+    rows = re.findall(rf"^\| {who} \| ([\d.]+ ± [\d.]+) \| ([\d.]+ ± [\d.]+) \|$", section, re.MULTILINE)
+    assert len(rows) == len(results) / 3 >= 7
+    for learner, dataset, features, budget, small, restarts, *said in rows:
+        changed = {"features": "patches"} if features == "patches" else {}
+        changed |= {"stem": "small"} if small else {}
+        changed |= {"base_schedule": "restart", "replay": "halves-distinct"} if restarts else {}
         wanted = {
             "learner": learner.lower().replace(" ", "-"),
             "dataset": dataset.lower().replace("-", ""),
-            "changed": {"features": "patches"} if features == "patches" else {},
+            "changed": changed,
+            "budget": float(budget or 1),
         }
         own = [r for r in results if all(r[name] == value for name, value in wanted.items())]
-        assert [r["seed"] for r in own] == [1, 2, 3] and {r["noise_rate"] for r in own} == {0.4}
+        assert [r["seed"] for r in own] == [1, 2, 3] and {r["noise_rate"] for r in own} == {0.4}, wanted
         for measure, cell in zip(("accuracy", "filtered_noise"), said, strict=True):
             values = 100 * np.array([r[measure] for r in own])
             assert cell == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}", wanted
+    small = " ".join(next(s for s in sections() if "one fiftieth" in s.splitlines()[0]).split())
+    found = next(row[-2] for row in rows if row[3] == "0.02" and row[4] and not row[5])
+    assert f"features of patches in their place (next section) it is {found} %" in small
+    for said in (
+        "38.5 ± 1.5",
+        "35.2 ± 0.9",
+        "36.4 ± 1.8",
+        "86.9 ± 1.5",
+    ):  # held to their files where they are first said
+        assert (ROOT / "REPRODUCTION.md").read_text().count(said) >= 2
 
 
 def test_tf32_costs_the_rivals_what_is_said():

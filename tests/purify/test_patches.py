@@ -12,7 +12,7 @@ from purereplay.data.datasets import load
 from purereplay.errors import InputError, UserError
 from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.settings import build_spr, make_spr, own_settings
+from purereplay.learners.settings import build_spr, make_spr, own_settings, preset_settings
 from purereplay.nets.engine import Engine
 from purereplay.purify import patches
 from purereplay.purify.patches import patch_features
@@ -147,6 +147,16 @@ def test_vectors_have_no_patches():
             settings, image_shape=(12, 1, 1), n_classes=2, engine=Engine(torch.device("cpu")), seed=0, vectors=True
         )
     assert make_spr((1, 8, 8), 2, features="patches").filtering.features == "patches"
+
+
+def test_the_daily_preset_judges_images_by_patches_unless_somebody_asks_for_experts():
+    images = (1, 8, 8)
+    assert own_settings("daily", {}, images).features == "patches"
+    assert own_settings("daily", {"expert_epochs": 5}, images).features == "projection"
+    assert own_settings("daily", {"expert_epochs": 5, "features": "patches"}, images).features == "patches"
+    assert own_settings("daily", {}, (12, 1, 1), vectors=True).features == "projection"
+    assert own_settings("paper", {}, (12, 1, 1), vectors=True).features == "penultimate"
+    assert preset_settings("daily", {"expert_epochs": "5"}).features == "projection"
 
 
 @pytest.mark.gpu

@@ -24,7 +24,7 @@ _QUIET = 0.25  # an answer below it counts as none
 _QUARTERS = 2  # the image is summed up in 2 × 2 parts
 _DIRECTIONS = 32
 _WHITENING = 0.7  # 0: main directions as they are, 1: all of one size
-_AT_ONCE = 5  # images; more leave a CPU's cache
+_AT_ONCE = {"cpu": 5}  # images; more leave its cache, and elsewhere 100 keep a GPU busy: the answers are the same
 
 
 def patch_features(images: Tensor, seed: int) -> Tensor:
@@ -35,7 +35,10 @@ def patch_features(images: Tensor, seed: int) -> Tensor:
     height, width = images.shape[-2:]
     shrunk = min(height, _LONGEST), min(width, _LONGEST)
     size = min(*shrunk, max(3, round(_PATCH * min(shrunk))))
-    pixels = [F.adaptive_avg_pool2d(some.float() / 255, shrunk) for some in torch.split(images, _AT_ONCE)]
+    pixels = [
+        F.adaptive_avg_pool2d(some.float() / 255, shrunk)
+        for some in torch.split(images, _AT_ONCE.get(images.device.type, 100))
+    ]
     filters, offset = _learned_filters(torch.cat(pixels), size, torch.Generator().manual_seed(seed))
     return _main_directions(torch.cat([_answers(some, filters, offset) for some in pixels]))
 
