@@ -30,8 +30,9 @@ from purereplay.errors import InputError, UserError
 from purereplay.evaluate.checkpoint import packed, read_packed
 from purereplay.evaluate.settings import pick_device, pick_precision
 from purereplay.learners.audited import AuditedLearner
+from purereplay.learners.build import build_spr
 from purereplay.learners.options import from_json
-from purereplay.learners.settings import RANGES, SprSettings, build_spr, own_settings
+from purereplay.learners.settings import RANGES, SprSettings, own_settings
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate

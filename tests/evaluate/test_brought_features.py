@@ -11,7 +11,7 @@ from purereplay.errors import UserError
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import RunSettings, resolve
-from purereplay.learners.settings import make_spr
+from purereplay.learners.build import make_spr
 from purereplay.purify.self_centered import judge
 
 SHORT = {"base_epochs": "2", "finetune_epochs": "2", "hidden": "16"}

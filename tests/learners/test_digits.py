@@ -9,7 +9,8 @@ import torch
 from purereplay.data.batch import Batch
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.settings import SprSettings, build_spr
+from purereplay.learners.build import build_spr
+from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine
 
 

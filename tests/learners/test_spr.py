@@ -11,7 +11,8 @@ from purereplay.data.episodes import tasks_for
 from purereplay.data.seeds import derive_seed
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
-from purereplay.learners.settings import SprSettings, build_spr, make_spr, preset_settings
+from purereplay.learners.build import build_spr, make_spr
+from purereplay.learners.settings import SprSettings, preset_settings
 from purereplay.learners.spr import SPR
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine, drive

@@ -8,7 +8,8 @@ import torch
 
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
-from purereplay.learners.settings import SprSettings, build_spr
+from purereplay.learners.build import build_spr
+from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine
 
 CPU = torch.device("cpu")

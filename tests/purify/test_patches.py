@@ -12,7 +12,8 @@ from purereplay.data.datasets import load
 from purereplay.errors import InputError, UserError
 from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.settings import build_spr, make_spr, own_settings, preset_settings
+from purereplay.learners.build import build_spr, make_spr
+from purereplay.learners.settings import own_settings, preset_settings
 from purereplay.nets.engine import Engine
 from purereplay.purify import patches
 from purereplay.purify.patches import patch_features

@@ -33,9 +33,9 @@ from purereplay.evaluate.plan import Plan, plan
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.base import Learner
+from purereplay.learners.build import build_spr, make_backbone
 from purereplay.learners.rivals.build import build_rival
 from purereplay.learners.rivals.settings import RivalSettings
-from purereplay.learners.settings import build_spr, make_backbone
 from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Account, Engine, drive
 from purereplay.nets.jobs import Asks

@@ -13,8 +13,9 @@ from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.base import PIECE, Learner
+from purereplay.learners.build import make_filtering
 from purereplay.learners.rivals.settings import RivalSettings
-from purereplay.learners.settings import SprSettings, make_filtering
+from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained
 from purereplay.nets.networks import State, is_trained

@@ -16,7 +16,7 @@ import torch
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import pick_device, pick_precision
 from purereplay.learners.base import Report
-from purereplay.learners.settings import build_spr
+from purereplay.learners.build import build_spr
 from purereplay.learners.spr import SPR
 from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from purereplay.errors import UserError
+from purereplay.learners.build import make_backbone
 from purereplay.learners.options import from_json, parse
-from purereplay.learners.settings import RANGES, SprSettings, for_dataset, make_backbone, preset_settings
+from purereplay.learners.settings import RANGES, SprSettings, for_dataset, preset_settings
 from purereplay.live.images import Shape
 
 MAX_SIZE = 1024  # pixels
