@@ -1,4 +1,4 @@
-"""Test workers run side by side on few cores, so each computes with one thread."""
+"""Test workers run side by side on few cores, so each computes with one thread; every test has the same luck."""
 
 import pytest
 import torch
@@ -7,8 +7,9 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def arithmetic_as_it_was():
+def same_start():
     """A command that is called within a test owns the process only so long; see `engine.own_the_process`."""
+    torch.manual_seed(0)
     yield
     torch.set_flush_denormal(False)
 

@@ -22,9 +22,9 @@ from purereplay.nets.loops import PlainLoop, network_bytes
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network
 from purereplay.nets.views import Views, boxes, make_views
 
-_SECONDS_AT_ONCE = 0.1  # of steps between two looks at the clock
+_SECONDS_AT_ONCE = 0.5  # of steps between two looks at the clock, where threads wait for each other
 _GROUP_FLOATS = 2**18  # of a layer: more leaves the cache, less has the threads wait for Python's lock
-_STEPS_A_TURN = 2  # of a group, before its thread looks for the next
+_STEPS_A_TURN = 10  # of a group, whose weights stay near its core meanwhile, before its thread looks for the next
 
 
 def can_train(job: Job) -> bool:
@@ -39,7 +39,7 @@ class PerceptronLoop:
         self.n_bytes = len(jobs) * network_bytes(jobs[0])
         self.n_threads = 0  # that the groups were made for
         self.groups: list[_Group] = []
-        self.step_seconds = _SECONDS_AT_ONCE  # what a step of all networks took last
+        self.step_seconds = 0.1  # what a step of all networks took last; at first a guess
 
     def load(self, jobs: Sequence[Job]) -> None:
         if self.n_threads != torch.get_num_threads():
