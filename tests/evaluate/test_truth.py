@@ -116,13 +116,13 @@ def test_no_learner_reaches_the_truth(tmp_path, name):
 def test_l2r_is_told_the_truth_of_its_declared_samples_alone(tmp_path, name):
     experiment = marked_experiment(tmp_path / "run", f"{name}+l2r")
     learner, stream = experiment.learner, experiment.stream
-    told = learner.constants["clean_labels"]
+    told = learner.ground.constants["clean_labels"]
     assert len(told) == 100 and all(int((told == MARK + c).sum()) == 10 for c in range(10))
     digits = load("digits")
     declared = clean_index(digits, 10, seed=1)
-    assert torch.equal(learner.constants["clean_images"], torch.from_numpy(digits.images[declared]))
+    assert torch.equal(learner.ground.constants["clean_images"], torch.from_numpy(digits.images[declared]))
     assert not np.isin(stream.order, declared).any() and len(stream.order) + 100 == len(digits.images)
-    learner.constants["clean_labels"] = told - MARK  # it cannot train on marks
+    learner.ground.constants["clean_labels"] = told - MARK  # it cannot train on marks
     assert not truths(learner)
     run_until(experiment, 2, lambda: None)
     learner.classifier()

@@ -13,4 +13,4 @@ from purereplay.memory.reservoir import Reservoir
 
 
 def crs(s: RivalSettings, ground: Ground) -> Online:
-    return Online(*ground, memory=ground.memory(Reservoir, s), how=training(s))
+    return Online(ground, memory=ground.memory(Reservoir, s), how=training(s))

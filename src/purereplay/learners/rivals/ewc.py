@@ -65,7 +65,7 @@ class Ewc(Online):
             report = yield from super().work()
             self.consolidation.saw(before.images[: before.n - self.waiting.n])
             return report
-        self.consolidation.end_task(self.network, self.weights, self.seed)
+        self.consolidation.end_task(self.ground.network, self.weights, self.ground.seed)
         self.task_ended = False
         return None
 
@@ -87,4 +87,4 @@ def ewc(s: RivalSettings, ground: Ground) -> Ewc:
     most = 1 / s.rate if s.optimizer == "sgd" else math.inf
     nobody = torch.empty((0, *ground.image_shape), dtype=torch.uint8, device=ground.engine.device)
     ground = ground._replace(technique=Elastic(s.ewc_strength, most))
-    return Ewc(*ground, memory=None, how=training(s), consolidation=Consolidation(s.memory_size, nobody))
+    return Ewc(ground, memory=None, how=training(s), consolidation=Consolidation(s.memory_size, nobody))

@@ -8,4 +8,4 @@ from purereplay.learners.rivals.settings import RivalSettings
 
 
 def finetune(s: RivalSettings, ground: Ground) -> Online:
-    return Online(*ground, memory=None, how=training(s))
+    return Online(ground, memory=None, how=training(s))

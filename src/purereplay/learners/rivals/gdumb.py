@@ -48,4 +48,4 @@ def gdumb(s: RivalSettings, ground: Ground) -> FromScratch:
         clip_norm=s.gdumb_clip,
         cutmix=s.gdumb_cutmix if s.robust == "none" else 0.0,
     )
-    return FromScratch(*ground, memory=ground.memory(GreedyBalanced, s), how=how)
+    return FromScratch(ground, memory=ground.memory(GreedyBalanced, s), how=how)

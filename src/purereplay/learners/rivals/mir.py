@@ -66,4 +66,4 @@ class Mir(Online):
 
 
 def mir(s: RivalSettings, ground: Ground) -> Mir:
-    return Mir(*ground, memory=ground.memory(Reservoir, s), how=training(s), n_candidates=s.candidates)
+    return Mir(ground, memory=ground.memory(Reservoir, s), how=training(s), n_candidates=s.candidates)

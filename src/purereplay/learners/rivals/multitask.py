@@ -19,4 +19,4 @@ class Multitask(FromScratch):
 def multitask(s: RivalSettings, ground: Ground) -> Multitask:
     """`s.memory_size` is the length of the stream: a reservoir that never overflows."""
     how = Training(s.multitask_epochs, s.scratch_batch, s.multitask_rate)
-    return Multitask(*ground, memory=ground.memory(Reservoir, s), how=how)
+    return Multitask(ground, memory=ground.memory(Reservoir, s), how=how)

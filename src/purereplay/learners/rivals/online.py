@@ -18,15 +18,14 @@ import torch
 
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
-from purereplay.learners.base import Learner, Report
+from purereplay.learners.base import Report
+from purereplay.learners.rivals.ground import Rival
 from purereplay.learners.rivals.planning import Planned, ReplayDraws, plan
 from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.memory.replay import ReplayMemory
-from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
-from purereplay.nets.networks import Network, State, part, prefixed
-from purereplay.nets.technique import Technique
+from purereplay.nets.networks import State, part, prefixed
 
 _BATCHES_AT_ONCE = 100  # trained as one job
 
@@ -48,19 +47,11 @@ def training(s: RivalSettings) -> OnlineTraining:
 
 
 @dataclass
-class Online(Learner):
-    """One online learner; its first fields are those of `Ground`."""
+class Online(Rival):
+    """One online learner."""
 
-    network: Network
-    n_classes: int
-    image_shape: tuple[int, int, int]
-    engine: Engine
-    seed: int
-    technique: Technique | None
-    constants: State
     memory: ReplayMemory | None
     how: OnlineTraining
-    generator: torch.Generator = field(init=False)  # of the memory; goes on from batch to batch
     weights: State = field(init=False)
     optimizer: State | None = field(default=None, init=False)
     waiting: Batch = field(init=False)  # samples taken and not trained on yet
@@ -70,17 +61,18 @@ class Online(Learner):
     carried: State = field(default_factory=dict, init=False)  # what the technique knows of samples held, by slot
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         device = self.engine.device
-        self.generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory"))
-        if self.memory is not None and self.technique is not None:
+        if self.memory is not None and self.ground.technique is not None:
             nobody = torch.zeros(self.memory.capacity, dtype=torch.int64, device=device)
-            self.carried = self.technique.per_sample(nobody, self.n_classes)
-        self.weights = {n: t.to(device) for n, t in self.network.init(derive_seed(self.seed, "weights")).items()}
+            self.carried = self.ground.technique.per_sample(nobody, self.ground.n_classes)
+        fresh = self.ground.network.init(derive_seed(self.ground.seed, "weights"))
+        self.weights = {name: t.to(device) for name, t in fresh.items()}
         images = torch.empty((0, *self.image_shape), dtype=torch.uint8, device=device)
         self.waiting = Batch(images, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 
     def take(self, batch: Batch) -> None:
-        check_batch(batch, self.image_shape, self.n_classes)
+        check_batch(batch, self.image_shape, self.ground.n_classes)
         new = Batch(batch.images.to(self.engine.device), batch.labels.cpu(), batch.index.cpu())
         self.waiting = Batch(*(torch.cat(pair) for pair in zip(self.waiting, new, strict=True)))
 
@@ -101,7 +93,7 @@ class Online(Learner):
         n = min(self.waiting.n // size, _BATCHES_AT_ONCE) * size
         now = Batch(*(t[:n] for t in self.waiting))
         # planned on a copy: if this is cut off, nothing has happened yet
-        draws = ReplayDraws(self.n_listed, derive_seed(self.seed, "replay"), self.n_batches)
+        draws = ReplayDraws(self.n_listed, derive_seed(self.ground.seed, "replay"), self.n_batches)
         planned = plan(now, size, _BATCHES_AT_ONCE * self.how.batch_size, self.memory, self.generator, draws)
         [trained] = yield [self._job(planned, size)]
         self.weights, self.optimizer = trained.state, trained.optimizer
@@ -125,12 +117,12 @@ class Online(Learner):
     def _job(self, planned: Planned, size: int) -> Job:
         return Job(
             phase="online",
-            network=self.network,
+            network=self.ground.network,
             state=self.weights,
             recipe=self._recipe(size),
             images=planned.pool.images,
             labels=planned.pool.labels.to(self.engine.device),
-            seed=derive_seed(self.seed, "draws"),
+            seed=derive_seed(self.ground.seed, "draws"),
             optimizer=self.optimizer,
             index=torch.from_numpy(planned.index),
             rates=torch.full((len(planned.index),), self.how.learning_rate),
@@ -144,22 +136,22 @@ class Online(Learner):
             batch_size=size + replayed,
             optimizer=self.how.optimizer,
             clip=self.how.clip,
-            technique=self.technique,
+            technique=self.ground.technique,
             epoch_steps=max(1, self.memory.capacity // replayed) if self.memory and replayed else 1,
         )
 
     def _extra(self, labels: torch.Tensor) -> State:
         """What the technique works with: the same for all, and for each row of the pool."""
-        extra = dict(self.constants)
-        if self.carried and self.technique is not None:
+        extra = dict(self.ground.constants)
+        if self.carried and self.ground.technique is not None:
             assert self.memory is not None
             new = labels[self.memory.capacity :].to(self.engine.device)
-            fresh = self.technique.per_sample(new, self.n_classes)
+            fresh = self.ground.technique.per_sample(new, self.ground.n_classes)
             extra |= {name: torch.cat([held, fresh[name]]) for name, held in self.carried.items()}
         return extra
 
     def classify(self) -> Asks[Classifier]:
-        return Classifier(self.network, self.weights, self.image_shape)
+        return Classifier(self.ground.network, self.weights, self.image_shape)
         yield  # nothing is asked for: the network is what it is
 
     def state(self) -> State:

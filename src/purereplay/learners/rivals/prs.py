@@ -14,4 +14,4 @@ from purereplay.memory.partitioned import PartitionedReservoir
 
 
 def prs(s: RivalSettings, ground: Ground) -> Online:
-    return Online(*ground, memory=ground.memory(partial(PartitionedReservoir, rho=s.rho), s), how=training(s))
+    return Online(ground, memory=ground.memory(partial(PartitionedReservoir, rho=s.rho), s), how=training(s))

@@ -12,13 +12,12 @@ import torch
 
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
-from purereplay.learners.base import Learner, Report
+from purereplay.learners.base import Report
+from purereplay.learners.rivals.ground import Rival
 from purereplay.memory.replay import ReplayMemory
-from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
-from purereplay.nets.networks import Network, State, part, prefixed
-from purereplay.nets.technique import Technique
+from purereplay.nets.networks import State, part, prefixed
 
 
 @dataclass(frozen=True)
@@ -39,28 +38,17 @@ class Training:
 
 
 @dataclass
-class FromScratch(Learner):
-    """One such learner; its first fields are those of `Ground`."""
+class FromScratch(Rival):
+    """One such learner."""
 
-    network: Network
-    n_classes: int
-    image_shape: tuple[int, int, int]
-    engine: Engine
-    seed: int
-    technique: Technique | None
-    constants: State
     memory: ReplayMemory
     how: Training
     waiting: list[Batch] = field(default_factory=list, init=False)  # taken, but not offered to the memory yet
     n_done: int = field(default=0, init=False)  # batches offered so far
-    generator: torch.Generator = field(init=False)  # of the memory; goes on from batch to batch
     _classifier: Classifier | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory"))
-
     def take(self, batch: Batch) -> None:
-        check_batch(batch, self.image_shape, self.n_classes)
+        check_batch(batch, self.image_shape, self.ground.n_classes)
         self.waiting.append(Batch(batch.images.to(self.engine.device), batch.labels.cpu(), batch.index.cpu()))
 
     @property
@@ -90,13 +78,13 @@ class FromScratch(Learner):
 
     def classify(self) -> Asks[Classifier]:
         if self._classifier is None:
-            fresh = self.network.init(derive_seed(self.seed, "weights", self._n_seen))
+            fresh = self.ground.network.init(derive_seed(self.ground.seed, "weights", self._n_seen))
             state = {name: t.to(self.engine.device) for name, t in fresh.items()}
             held = self.memory.contents()
             if held.n:
                 [trained] = yield [self._job(held, state)]
                 state = trained.state
-            self._classifier = Classifier(self.network, state, self.image_shape)
+            self._classifier = Classifier(self.ground.network, state, self.image_shape)
         return self._classifier
 
     @property
@@ -105,12 +93,12 @@ class FromScratch(Learner):
 
     def _job(self, held: Batch, state: State) -> Job:
         how, size = self.how, min(self.how.batch_size, held.n)
-        dice = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "order", self._n_seen)))
+        dice = np.random.Generator(np.random.PCG64(derive_seed(self.ground.seed, "order", self._n_seen)))
         per_epoch = held.n // size
         orders = [dice.permutation(held.n)[: per_epoch * size] for _ in range(how.epochs)]
-        labels, extra = held.labels.to(self.engine.device), dict(self.constants)
-        if self.technique is not None:
-            extra |= self.technique.per_sample(labels, self.n_classes)
+        labels, extra = held.labels.to(self.engine.device), dict(self.ground.constants)
+        if self.ground.technique is not None:
+            extra |= self.ground.technique.per_sample(labels, self.ground.n_classes)
         recipe = Rehearsal(
             size,
             "sgd",
@@ -118,18 +106,18 @@ class FromScratch(Learner):
             how.weight_decay,
             clip_norm=how.clip_norm,
             cutmix=how.cutmix,
-            technique=self.technique,
+            technique=self.ground.technique,
             epoch_steps=per_epoch,
         )
         return Job(
             phase="scratch",
-            network=self.network,
+            network=self.ground.network,
             state=state,
             recipe=recipe,
             images=held.images,
             labels=labels,
             extra=extra,
-            seed=derive_seed(self.seed, "draws", self._n_seen),
+            seed=derive_seed(self.ground.seed, "draws", self._n_seen),
             index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
             rates=how.rates(per_epoch),
         )
