@@ -345,6 +345,21 @@ def noisy_digits(rate: float, seed: int = 0, noise: str = "symmetric"):
     return digits.images[order] / 16, labels[order], true[order]
 
 
+def test_images_are_judged_by_patches_in_whatever_pieces_they_come(tmp_path):
+    """No experts unless they are asked for; the wrong labels are found, and a save on the way changes nothing."""
+    images, noisy, true = (some[:450] for some in noisy_digits(0.3))
+    chosen = {"delayed_size": 200, "base_epochs": 2, "settings": {"hidden": 32}, "device": "cpu"}
+    whole, cut = SelfPurifiedClassifier(**chosen).partial_fit(images, noisy), SelfPurifiedClassifier(**chosen)
+    assert whole._options.features == "patches"
+    for start, end in pairwise((0, 130, 210, 450)):
+        cut.partial_fit(images[start:end], noisy[start:end])
+        cut.save(tmp_path / "saved")
+        cut = SelfPurifiedClassifier.load(tmp_path / "saved")
+    assert same(whole, cut)
+    found = whole.suspects()["id"].astype(int)
+    assert len(found) == 400 and (noisy != true)[found[:40]].mean() > 0.9
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.6])
 def test_the_noise_of_digits_is_estimated(rate):
     """Barely trained networks suffice: what is alike in pixels is alike in their features."""
