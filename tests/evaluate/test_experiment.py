@@ -250,6 +250,9 @@ def test_damaged_settings_are_one_sentence(tmp_path, name, content):
         ({"dataset": "digits", "overrides": {"colour": "red"}}, "'colour' is unknown"),
         ({"dataset": "digits", "overrides": {"delayed_size": "-3"}}, "must be at least 2"),
         ({"dataset": "digits", "overrides": {"reseed": "maybe"}}, "true or false"),
+        ({"dataset": "digits", "learner": "crs", "overrides": {"replay_size": "0"}}, "replay_size must be more than 0"),
+        ({"dataset": "digits", "learner": "mir", "overrides": {"candidates": "5"}}, "10 samples .* from 5"),
+        ({"dataset": "digits", "learner": "ewc", "overrides": {"robust": "sl"}}, "sl goes with crs"),
     ],
 )
 def test_wrong_settings_are_one_sentence(arguments, sentence):

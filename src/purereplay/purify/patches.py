@@ -24,7 +24,7 @@ _QUIET = 0.25  # an answer below it counts as none
 _QUARTERS = 2  # the image is summed up in 2 × 2 parts
 _DIRECTIONS = 32
 _WHITENING = 0.7  # 0: main directions as they are, 1: all of one size
-_AT_ONCE = {"cpu": 5}  # images; more leave its cache, and elsewhere 100 keep a GPU busy: the answers are the same
+_AT_ONCE, _AT_ONCE_ON_A_CPU = 100, 5  # images: a GPU is kept busy, a cache is not left; the answers are the same
 
 
 def patch_features(images: Tensor, seed: int) -> Tensor:
@@ -37,7 +37,7 @@ def patch_features(images: Tensor, seed: int) -> Tensor:
     size = min(*shrunk, max(3, round(_PATCH * min(shrunk))))
     pixels = [
         F.adaptive_avg_pool2d(some.float() / 255, shrunk)
-        for some in torch.split(images, _AT_ONCE.get(images.device.type, 100))
+        for some in torch.split(images, _AT_ONCE if images.is_cuda else _AT_ONCE_ON_A_CPU)
     ]
     filters, offset = _learned_filters(torch.cat(pixels), size, torch.Generator().manual_seed(seed))
     return _main_directions(torch.cat([_answers(some, filters, offset) for some in pixels]))

@@ -35,7 +35,7 @@ class OnlineTraining:
     """How an online learner trains."""
 
     batch_size: int  # incoming samples of a step
-    replay_size: int  # replayed samples of a step; 0: none
+    replay_size: int  # replayed samples of a step, where there is a memory
     optimizer: Literal["adam", "sgd"]
     learning_rate: float
     clip: float | None  # gradient values are cut there
@@ -137,7 +137,7 @@ class Online(Rival):
             optimizer=self.how.optimizer,
             clip=self.how.clip,
             technique=self.ground.technique,
-            epoch_steps=max(1, self.memory.capacity // replayed) if self.memory and replayed else 1,
+            epoch_steps=max(1, self.memory.capacity // replayed) if self.memory else 1,
         )
 
     def _extra(self, labels: torch.Tensor) -> State:

@@ -60,7 +60,6 @@ class RivalSettings:
 
 
 RIVAL_RANGES = {
-    "replay_size": (0, math.inf),
     "rho": (0, math.inf),
     "gdumb_momentum": (0, 1),
     "gdumb_decay": (0, math.inf),
@@ -99,6 +98,8 @@ def rival_settings(
     s = validated(replace(RivalSettings(), **(RIVAL_PRESETS.get(preset, {}) | parsed)), RIVAL_RANGES)
     if s.robust != "none" and name not in WITH_ROBUST:
         raise UserError(f"The technique {s.robust} goes with {', '.join(WITH_ROBUST)}, not with {name}.")
+    if name == "mir" and s.candidates < s.replay_size:
+        raise UserError(f"mir cannot choose {s.replay_size} samples (replay_size) from {s.candidates} (candidates).")
     network = s.network or ("mlp" if image_shape[0] == 1 else "resnet18")
     return replace(
         s,
