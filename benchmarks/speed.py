@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from plain import PlainTraining, perceptron, plain_clean_probability, resnet18
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.settings import pick_device, pick_precision, resolve
+from purereplay.learners.settings import PRESETS
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, Job
 from purereplay.nets.networks import MLP, Head, Network
@@ -39,6 +40,7 @@ N_NETWORKS = (1, 5, 8, 25, 200)
 FILTER_SIZES = (300, 500, 1000, 5000)
 PLAIN_FILTER_UP_TO = 1000  # the plain code would take minutes beyond
 LIMIT_SECONDS = 20.0  # a case that needs more is left out
+DEMO_WIDTH: int = PRESETS["demo"]["hidden"]
 JITTER = Views(jitter=(0.5, 0.5, 0.5, 0.2))
 
 
@@ -86,7 +88,18 @@ class Case:
 
 CASES = [
     Case(
-        "mlp digits", Network(MLP(64, (256, 256)), Head(256, hidden=True)), (1, 8, 8), 100, lambda: perceptron(64, 256)
+        "mlp digits",
+        Network(MLP(64, (DEMO_WIDTH, DEMO_WIDTH)), Head(256, hidden=True)),
+        (1, 8, 8),
+        100,
+        lambda: perceptron(64, DEMO_WIDTH),
+    ),
+    Case(
+        "mlp digits, wide",
+        Network(MLP(64, (256, 256)), Head(256, hidden=True)),
+        (1, 8, 8),
+        100,
+        lambda: perceptron(64, 256),
     ),
     Case("mlp mnist", Network(MLP(784), Head(256, hidden=True)), (1, 28, 28), 300, lambda: perceptron(784, 512)),
     Case(

@@ -267,6 +267,26 @@ def test_patches_give_what_is_said():
         assert (ROOT / "REPRODUCTION.md").read_text().count(said) >= 2
 
 
+def test_narrow_networks_cost_the_demo_what_is_said():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    results = read_results([ROOT / "results" / "digits-width.jsonl"])
+    row = r"^\| 64-(128|256)-\1 \| (validation|test) \| (\d+) \| ([^|]+) \| ([^|]+) \| ([\d.]+) \|$"
+    rows = re.findall(row, text, re.MULTILINE)
+    assert len(rows) == 4
+    before = {"hidden": 256, "expert_epochs": 300, "base_epochs": 100}
+    tested = {}
+    for width, judged_on, n, *said, seconds in rows:
+        changed = before if width == "256" else {}
+        own = [r for r in results if (r["judged_on"], r["changed"]) == (judged_on, changed)]
+        assert [r["seed"] for r in own] == list(range(1, int(n) + 1))
+        values = {name: 100 * np.array([r[name] for r in own]) for name in ("accuracy", "filtered_noise")}
+        assert said == [f"{v.mean():.1f} ± {v.std(ddof=1):.1f}" for v in values.values()]
+        assert seconds == f"{np.mean([r['seconds']['total'] for r in own]):.1f}"
+        tested[width, judged_on] = values
+    p = [stats.ttest_rel(tested["128", "test"][name], tested["256", "test"][name]).pvalue for name in values]
+    assert f"p = {p[0]:.2f} for the accuracy and p = {p[1]:.2f} for the filtered noise" in text
+
+
 def test_tf32_costs_the_rivals_what_is_said():
     text = (ROOT / "docs" / "performance.md").read_text()
     accuracy = {}

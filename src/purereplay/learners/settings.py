@@ -94,8 +94,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "eviction": "softmax",
     },
     "quick": {"expert_epochs": 60, "base_epochs": 20},
-    # for 8×8 digits: a crop of 8 % would be two pixels wide, and a mirrored digit is another sign
-    "demo": {"hidden": 256, "expert_epochs": 300, "base_epochs": 100, "crop_area": 0.25, "flip": 0.0},
+    # for 8×8 digits, quickly on a CPU: a crop of 8 % would be two pixels wide, and a mirrored digit is another sign
+    "demo": {"hidden": 128, "expert_epochs": 450, "base_epochs": 150, "crop_area": 0.25, "flip": 0.0},
     # for small images of one's own on a CPU, where a resnet18 would take hours: a label needs many samples in D to be
     # judged well, by patches in half the time that experts take, and better (docs/your-data.md); a rare one is not shut
     # out; signs are not mirrored; after 20 passes over such a P the finetuning's rate has fallen to nothing

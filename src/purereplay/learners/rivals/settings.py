@@ -78,7 +78,7 @@ RIVAL_RANGES = {
 # the network of SPR's preset, clean samples that leave some for the stream, and an optimizer for 144 steps, chosen as
 # the other one; other presets: as they are
 RIVAL_PRESETS: dict[str, dict[str, Any]] = {
-    "demo": {"hidden": 256, "l2r_clean": 10, "optimizer": "sgd", "rate": 0.3, "clip": None}
+    "demo": {"hidden": 128, "l2r_clean": 10, "optimizer": "sgd", "rate": 0.3, "clip": None}
 }
 # Adam's, the best of `crs` on a tenth of the training data of MNIST and of CIFAR-10: see REPRODUCTION.md
 ONLINE_RATES = {"mlp": 2e-5, "resnet18": 5e-4}
