@@ -11,7 +11,8 @@ import torch
 from purereplay.data.datasets import load, validation
 from purereplay.errors import UserError
 from purereplay.evaluate import experiment as experiments
-from purereplay.evaluate.experiment import make_stream, prepare
+from purereplay.evaluate.beginnings import make_stream
+from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.plan import estimate, plan
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import FORMAT, RunSettings, on_device, resolve

@@ -16,7 +16,8 @@ from purereplay.data.catalogue import info_for
 from purereplay.data.datasets import Dataset
 from purereplay.data.sources import cache_root
 from purereplay.errors import Interrupted, UserError
-from purereplay.evaluate import experiment as experiments
+from purereplay.evaluate.beginnings import bring_features, load, make_learner, make_stream
+from purereplay.evaluate.experiment import device_name, prepare
 from purereplay.evaluate.judge import Line
 from purereplay.evaluate.plan import estimate as estimate_run
 from purereplay.evaluate.results import RunDirectory
@@ -86,8 +87,8 @@ def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:
                 stack.enter_context(RunDirectory(path).locked())
             which = s.dataset, s.validation
             if which not in loaded:
-                loaded[which] = experiments.load(s, download_bars(bars))
-            experiment = experiments.prepare(s, path, resume=resume, engine=engine, dataset=loaded[which])
+                loaded[which] = load(s, download_bars(bars))
+            experiment = prepare(s, path, resume=resume, engine=engine, dataset=loaded[which])
             if not resume:
                 stack.enter_context(experiment.run.locked())
             show.experiments.append(experiment)
@@ -136,12 +137,12 @@ def estimate(settings: RunSettings) -> None:
     """Show steps, memory and time of a run that is not started."""
     info = info_for(settings.dataset)
     with progress_bars() as bars:
-        dataset = experiments.load(settings, download_bars(bars))
-    _, stream = experiments.make_stream(settings, dataset)
+        dataset = load(settings, download_bars(bars))
+    _, stream = make_stream(settings, dataset)
     own_the_process()
     engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
-        learner = experiments.make_learner(settings, dataset, engine, experiments.bring_features(settings, dataset))
+        learner = make_learner(settings, dataset, engine, bring_features(settings, dataset))
         guess = estimate_run(settings, learner, stream.task_ends)
     names = ("phase", "steps", "ms a step", "time", "at once", "would fit")
     table = Table(*names, box=None, padding=(0, 2, 0, 0))
@@ -155,7 +156,7 @@ def estimate(settings: RunSettings) -> None:
     out.print(f"{len(stream):,} samples of {info.name} fill {guess.plan.n_buffers} delayed buffers{budget}")
     out.print(table)
     out.print(
-        f"about [bold]{duration(guess.seconds)}[/bold] on {experiments.device_name(engine.device)}, "
+        f"about [bold]{duration(guess.seconds)}[/bold] on {device_name(engine.device)}, "
         f"in about {guess.memory / 2**20:,.0f} MiB"
     )
 
