@@ -69,7 +69,7 @@ class Case:
             recipe = Contrastive(epochs=max(1, n_steps // 2), batch_size=half, replay_size=half, views=self.views)
         images = self.images.to(device)
         replay = images if self.with_replay else None
-        states = [{name: t.to(device) for name, t in self.network.init(i).items()} for i in range(k)]
+        states = [self.network.fresh(i, device) for i in range(k)]
         return [
             Job("bench", self.network, state, recipe, images, seed=i, replay=replay) for i, state in enumerate(states)
         ]

@@ -300,7 +300,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         learner = build_spr(options, image_shape=shape, n_classes=0, engine=engine, seed=seed, vectors=vectors)
         # the bits shall not depend on the pieces in which the stream comes. One buffer after the other they never do;
         # with the GPU's fused loop, which is for experts on images, training many side by side changes none either
-        learner.judges_apart = True
+        learner.judging.apart = True
         together = device == "cuda" and not vectors and options.filter == "self-centered"
         self._audited = AuditedLearner(learner, lookahead=64 if together else 1)
         self._options, self._labels, self._names = options, LabelBook(), SampleNames()

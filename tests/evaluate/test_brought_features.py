@@ -45,7 +45,7 @@ def test_no_expert_is_trained_and_the_filter_sees_those_features(pixels, tmp_pat
 def test_held_out_samples_take_their_features_with_them(pixels, tmp_path):
     experiment = prepare(settings(pixels, validation=True), tmp_path / "run")
     batch = experiment.stream.batch(0, 50)
-    assert torch.equal(experiment.learner.brought[batch.index], batch.images.flatten(1).float())
+    assert torch.equal(experiment.learner.judging.brought[batch.index], batch.images.flatten(1).float())
 
 
 def test_a_run_goes_on_with_the_features_it_began_with(pixels, tmp_path):

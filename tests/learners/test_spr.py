@@ -271,7 +271,7 @@ def test_colour_images_take_a_resnet_and_jitter():
     ours = build_spr(
         settings, image_shape=(3, 16, 16), n_classes=2, engine=Engine(CPU), seed=0, mean=(0.5,) * 3, std=(0.2,) * 3
     )
-    assert ours.expert.views.jitter == (0.5, 0.5, 0.5, 0.2)
+    assert ours.judging.expert.views.jitter == (0.5, 0.5, 0.5, 0.2)
     [report] = ours.observe(Batch(images, torch.tensor([0, 1] * 4), torch.arange(8)))
     assert torch.isfinite(report.clean_probability).all()
     assert ours.classifier().logits(images).shape == (8, 2)

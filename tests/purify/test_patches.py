@@ -147,7 +147,7 @@ def test_vectors_have_no_patches():
         build_spr(
             settings, image_shape=(12, 1, 1), n_classes=2, engine=Engine(torch.device("cpu")), seed=0, vectors=True
         )
-    assert make_spr((1, 8, 8), 2, features="patches").filtering.features == "patches"
+    assert make_spr((1, 8, 8), 2, features="patches").judging.filtering.features == "patches"
 
 
 def test_the_daily_preset_judges_images_by_patches_unless_somebody_asks_for_experts():

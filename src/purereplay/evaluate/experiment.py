@@ -144,7 +144,7 @@ class Experiment:
 
     def _features(self) -> str | None:
         """A short digest of the user's own features, if there are any."""
-        brought = self.learner.brought if isinstance(self.learner, SPR) else None
+        brought = self.learner.judging.brought if isinstance(self.learner, SPR) else None
         return None if brought is None else hashlib.blake2b(brought.numpy().tobytes(), digest_size=8).hexdigest()
 
     def _result(self) -> Line:

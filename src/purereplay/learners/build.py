@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from purereplay.errors import UserError
+from purereplay.learners.judging import Filtering, Judging
 from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.learners.settings import SprSettings, own_settings
-from purereplay.learners.spr import SPR, Filtering, SelfReplay
+from purereplay.learners.spr import SPR, SelfReplay
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
 from purereplay.memory.reservoir import Reservoir
@@ -60,20 +61,19 @@ def build_spr(
         views=_views(s, image_shape, vectors),
     )
     base = replace(expert, epochs=s.base_epochs, batch_size=s.base_batch)
+    network = Network(make_backbone(s, image_shape), head, mean, std)
     return SPR(
-        network=Network(make_backbone(s, image_shape), head, mean, std),
+        network=network,
         n_classes=n_classes,
         delayed=DelayedBuffer(s.delayed_size, image_shape, device=engine.device, dtype=dtype),
         purified=_memory(s, image_shape, n_classes, engine.device, dtype),
-        expert=expert,
+        judging=Judging(make_filtering(s), network, expert, brought),
         self_replay=SelfReplay(base, s.replay, s.self_replay, s.base_schedule),
-        filtering=make_filtering(s),
         finetune=Supervised(
             s.finetune_epochs, s.finetune_batch, s.finetune_rate, s.finetune_clip, s.finetune_decay_every
         ),
         engine=engine,
         seed=seed,
-        brought=brought,
         order=s.order,
         tail=s.tail,
         reseed=s.reseed,

@@ -8,7 +8,6 @@ them and work that was cut off goes on where it was.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,35 +18,18 @@ from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.learners.base import Learner, Report
+from purereplay.learners.judging import Judging
 from purereplay.learners.waiting import Waiting
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
-from purereplay.nets.inference import Classifier, embed
+from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Contrastive, Job, Supervised
 from purereplay.nets.networks import Head, Network, State, part, prefixed
-from purereplay.purify.aum import AreaUnderMargin
-from purereplay.purify.incv import NoisyCrossValidation
-from purereplay.purify.patches import patch_features
-from purereplay.purify.self_centered import Verdict, judge_many, select
+from purereplay.purify.self_centered import select
 
 _COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
-
-
-@dataclass(frozen=True)
-class Filtering:
-    """How a delayed buffer is judged."""
-
-    kind: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # none: everything is taken to be clean
-    features: Literal["projection", "penultimate", "patches", "file"] = "projection"  # file: `SPR.brought`
-    n_graphs: int = 5  # E_max; 0: the non-stochastic filter
-    scaling: Literal["trimmed", "minmax"] = "trimmed"
-    posterior: Literal["exact", "table"] = "exact"
-    small_class: Literal["drop", "keep"] = "drop"
-    mixture_steps: int = 10  # of EM
-    aum: AreaUnderMargin = field(default_factory=AreaUnderMargin)
-    incv: NoisyCrossValidation = field(default_factory=NoisyCrossValidation)
 
 
 @dataclass(frozen=True)
@@ -69,17 +51,14 @@ class SPR(Learner):
     n_classes: int
     delayed: DelayedBuffer
     purified: PurifiedBuffer | Reservoir
-    expert: Contrastive
+    judging: Judging
     self_replay: SelfReplay
-    filtering: Filtering
     finetune: Supervised
     engine: Engine
     seed: int = 0
     order: Literal["filter-first", "replay-first"] = "filter-first"
     tail: Literal["process", "drop"] = "process"
-    brought: Tensor | None = None  # (N, d): features by sample index, where the filter's are not an expert's
     reseed: bool = False  # True: the same random numbers for every buffer, as the released code draws them
-    judges_apart: bool = False  # buffer by buffer, slower on a GPU, where the bits depend on what is judged together
     queue: list[Waiting] = field(default_factory=list, init=False)
     n_queued: int = field(default=0, init=False)  # delayed buffers filled so far
     n_done: int = field(default=0, init=False)  # delayed buffers worked through so far
@@ -91,7 +70,7 @@ class SPR(Learner):
 
     def __post_init__(self) -> None:
         self.image_shape = self.delayed.image_shape
-        self.base = self._fresh_network("base weights")
+        self.base = self.network.fresh(self._seed("base weights"), self.engine.device)
 
     def grow(self, n_classes: int) -> None:
         """Labels below `n_classes` may come from now on; only ever more."""
@@ -136,8 +115,9 @@ class SPR(Learner):
         self.delayed.reset()
 
     def work(self) -> Asks[Report | None]:
-        if any(w.clean_probability is None for w in self.queue):
-            yield from self._judge_waiting()
+        new = [w for w in self.queue if w.clean_probability is None]
+        if new:
+            yield from self.judging.judge(new, self.n_classes, self._seed)
             return None
         if not self.queue:  # intermittent Self-Replay (figure 4b)
             yield from self._train_base(None)
@@ -155,67 +135,6 @@ class SPR(Learner):
         self.n_done += 1
         self._classifier = None
         return waiting.report._replace(base_loss=waiting.base_loss)
-
-    def _judge_waiting(self) -> Asks[None]:
-        """The filter's verdict on every buffer that waits for one; it depends on the buffer alone."""
-        f, new = self.filtering, [w for w in self.queue if w.clean_probability is None]
-        if f.kind == "none":
-            ones = [torch.ones(w.batch.n, dtype=torch.float64) for w in new]
-            verdicts = [Verdict(p, p.clone(), []) for p in ones]
-        elif f.kind == "self-centered" and self.brought is not None:
-            verdicts = self._judge(new, [self.brought[w.batch.index].to(self.engine.device) for w in new])
-        elif f.kind == "self-centered" and f.features == "patches":
-            verdicts = self._judge(new, [patch_features(w.batch.images, self._seed("patches", w.number)) for w in new])
-        elif f.kind == "self-centered":
-            verdicts = yield from self._train_experts(new)
-        else:
-            rival: AreaUnderMargin | NoisyCrossValidation = f.aum if f.kind == "aum" else f.incv
-            seeds = [self._seed(f.kind, w.number) for w in new]
-            verdicts = yield from rival.judge(self.network, [w.batch for w in new], self.n_classes, seeds)
-        for w, verdict in zip(new, verdicts, strict=True):
-            w.centrality = verdict.centrality.to("cpu", copy=True)
-            w.clean_probability = verdict.clean_probability.to("cpu", copy=True)
-
-    def _train_experts(self, new: list[Waiting]) -> Asks[list[Verdict[Tensor]]]:
-        """A fresh network on each of these buffers, without labels, and what the Self-Centered filter says then."""
-        with ThreadPoolExecutor() as pool:  # each network draws its weights from a generator of its own
-            fresh = list(pool.map(lambda w: self._fresh_network("expert weights", w.number), new))
-        jobs = [
-            Job(
-                phase="expert",
-                network=self.network,
-                state=state,
-                recipe=replace(self.expert, batch_size=min(self.expert.batch_size, w.batch.n)),
-                images=w.batch.images,
-                seed=self._seed("expert draws", w.number),
-            )
-            for w, state in zip(new, fresh, strict=True)
-        ]
-        trained = yield jobs
-        for w, t in zip(new, trained, strict=True):
-            w.expert_loss = t.loss
-        penultimate = self.filtering.features == "penultimate"
-        features = [
-            embed(self.network, t.state, w.batch.images, penultimate=penultimate)
-            for w, t in zip(new, trained, strict=True)
-        ]
-        return self._judge(new, features)
-
-    def _judge(self, new: list[Waiting], features: list[Tensor]) -> list[Verdict[Tensor]]:
-        """What the Self-Centered filter says of every buffer; it depends on nothing but the buffer and its features."""
-        if self.judges_apart and len(new) > 1:
-            return [self._judge([w], [own])[0] for w, own in zip(new, features, strict=True)]
-        f = self.filtering
-        return judge_many(
-            features,
-            [w.batch.labels for w in new],
-            n_graphs=f.n_graphs,
-            seeds=[self._seed("graphs", w.number) for w in new],
-            small_class=f.small_class,
-            scaling=f.scaling,
-            posterior=f.posterior,
-            n_iter=f.mixture_steps,
-        )
 
     def _filter(self, waiting: Waiting) -> None:
         """P ← P ∪ Self-Centered Filter(D)."""
@@ -340,7 +259,3 @@ class SPR(Learner):
 
     def _seed(self, what: str, number: int = 0) -> int:
         return derive_seed(self.seed, what, 0 if self.reseed else number)
-
-    def _fresh_network(self, what: str, number: int = 0) -> State:
-        fresh = self.network.init(self._seed(what, number))
-        return {name: t.to(self.engine.device) for name, t in fresh.items()}

@@ -106,6 +106,10 @@ class Network:
         backbone = prefixed(BACKBONE, self.backbone.init(generator))
         return backbone | prefixed(HEAD, self.head.init(self.backbone.n_features, generator))
 
+    def fresh(self, seed: int, device: torch.device) -> State:
+        """`init`, moved to a device."""
+        return {name: t.to(device) for name, t in self.init(seed).items()}
+
     def features(self, state: State, images: Tensor, *, training: bool = False) -> Tensor:
         """Images float in [0, 1] (K, B, C, H, W) -> penultimate features (K, B, n_features)."""
         if self.mean is not None and self.std is not None:

@@ -108,7 +108,7 @@ class AreaUnderMargin:
         return Job(
             phase="filter",
             network=network,
-            state={name: t.to(device) for name, t in network.init(derive_seed(seed, "weights")).items()},
+            state=network.fresh(derive_seed(seed, "weights"), device),
             recipe=recipe,
             images=buffer.images,
             labels=labels.to(device),

@@ -102,7 +102,7 @@ class NoisyCrossValidation:
         return Job(
             phase="filter",
             network=network,
-            state={name: t.to(device) for name, t in network.init(derive_seed(seed, "weights")).items()},
+            state=network.fresh(derive_seed(seed, "weights"), device),
             recipe=Rehearsal(size, "adam", weight_decay=self.weight_decay, shift_and_flip=True),
             images=case.buffer.images,
             labels=case.buffer.labels.to(device),

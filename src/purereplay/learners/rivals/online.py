@@ -66,8 +66,7 @@ class Online(Rival):
         if self.memory is not None and self.ground.technique is not None:
             nobody = torch.zeros(self.memory.capacity, dtype=torch.int64, device=device)
             self.carried = self.ground.technique.per_sample(nobody, self.ground.n_classes)
-        fresh = self.ground.network.init(derive_seed(self.ground.seed, "weights"))
-        self.weights = {name: t.to(device) for name, t in fresh.items()}
+        self.weights = self.ground.network.fresh(derive_seed(self.ground.seed, "weights"), device)
         images = torch.empty((0, *self.image_shape), dtype=torch.uint8, device=device)
         self.waiting = Batch(images, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 

@@ -78,8 +78,8 @@ class FromScratch(Rival):
 
     def classify(self) -> Asks[Classifier]:
         if self._classifier is None:
-            fresh = self.ground.network.init(derive_seed(self.ground.seed, "weights", self._n_seen))
-            state = {name: t.to(self.engine.device) for name, t in fresh.items()}
+            seed = derive_seed(self.ground.seed, "weights", self._n_seen)
+            state = self.ground.network.fresh(seed, self.engine.device)
             held = self.memory.contents()
             if held.n:
                 [trained] = yield [self._job(held, state)]
