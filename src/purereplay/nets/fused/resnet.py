@@ -7,112 +7,22 @@ output of each convolution is overwritten by its gradient.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from purereplay.nets.fused import conv, conv_gradients, norms, pools, shapes, stem
+from purereplay.nets.fused import conv, conv_gradients, norms, pools, stem
 from purereplay.nets.fused.conv_gradients import Below, Projection
+from purereplay.nets.fused.layers import Block, Layer, aligned, plan_blocks, plan_stem
 from purereplay.nets.fused.parameters import Parameters
-from purereplay.nets.fused.shapes import Geometry, Packing
+from purereplay.nets.fused.shapes import Packing
 from purereplay.nets.fused.update import UPDATE_BLOCK, update
 from purereplay.nets.resnet import ResNet18
 
 State = dict[str, Tensor]
 OVERLAP = True  # weight gradients run on a second stream, beside the way back
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One convolution and the batch norm behind it."""
-
-    conv: str
-    norm: str
-    geometry: Geometry
-    is_stem: bool = False
-
-    def shape(self) -> tuple[int, ...]:
-        g = self.geometry
-        if not self.is_stem:
-            return (g.kernel**2, g.n_in, g.n_out)
-        packing = Packing.of(g)
-        return (g.kernel, packing.span * packing.pixel, g.n_out)
-
-
-def _plan_stem(backbone: ResNet18) -> _Plan:
-    kernel, stride, padding = (7, 2, 3) if backbone.stem == "imagenet" else (3, 1, 1)
-    geometry = Geometry.of(backbone.channels, backbone.width, backbone.size, kernel, stride, padding)
-    return _Plan("conv1", "bn1", geometry, is_stem=True)
-
-
-def _plan_blocks(backbone: ResNet18) -> Iterator[tuple[_Plan, _Plan, _Plan | None]]:
-    """Per block: first and second convolution, and the projection of the shortcut if it has one."""
-    size = _plan_stem(backbone).geometry.size_out
-    size = -(-size // 2) if backbone.stem == "imagenet" else size
-    for block in backbone._blocks():
-        one = Geometry.of(block.n_in, block.n_out, size, 3, block.stride, 1)
-        two = Geometry.of(block.n_out, block.n_out, one.size_out, 3, 1, 1)
-        first = _Plan(f"{block.name}.conv1", f"{block.name}.bn1", one)
-        second = _Plan(f"{block.name}.conv2", f"{block.name}.bn2", two)
-        projection = None
-        if block.has_projection:
-            past = Geometry.of(block.n_in, block.n_out, size, 1, block.stride, 0)
-            projection = _Plan(f"{block.name}.downsample.0", f"{block.name}.downsample.1", past)
-        yield first, second, projection
-        size = one.size_out
-
-
-class _Layer:
-    """The buffers of a plan: its output `raw`, later its gradient; its norm's table and running statistics."""
-
-    def __init__(
-        self, plan: _Plan, k: int, n: int, device: torch.device, dtype: torch.dtype, parameters: Parameters, prefix: str
-    ) -> None:
-        g = plan.geometry
-        self.plan, self.geometry = plan, g
-        self.offset = parameters.offsets[f"{prefix}{plan.conv}.weight"]
-        norm = f"{prefix}{plan.norm}"
-        self.norm_offsets = (parameters.offsets[f"{norm}.weight"], parameters.offsets[f"{norm}.bias"])
-        self.raw = torch.zeros(k, n, g.size_out, g.size_out, g.n_out, device=device, dtype=dtype)
-        self.table = torch.zeros(k, norms.N_TABLE, g.n_out, device=device)
-        self.running = torch.zeros(k, 2, g.n_out, device=device)
-        self.n, self.n_values = n, n * g.size_out**2
-        kinds = ("stem", "stem_gradient") if plan.is_stem else ("forward", "weight_gradient")
-        self.tiles, self.weight_tiles = (shapes.pick_tiles(kind, g, n, dtype) for kind in kinds)
-        self.data_tiles = shapes.pick_tiles("data_gradient", g, n, dtype)  # the stem has no use for it
-        self.n_sums = max(
-            2 * g.n_out * shapes.n_row_tiles(n, g.size_out, self.tiles),
-            conv_gradients.N_SUMS * g.n_in * shapes.n_row_tiles(n, g.size_in, self.data_tiles),
-        )
-        self.n_parts = shapes.n_weight_parts(kinds[1], g, n, self.weight_tiles)
-        self.part_size = _aligned(math.prod(plan.shape()))
-        self.gradient_offset = 0  # where the parts of the weight's gradient begin, then the norm's, once known
-        self.norm_gradient_offsets = (0, 0)
-
-
-@dataclass
-class _Block:
-    """A residual block: what comes in is the block's before; `hidden` is between its convolutions."""
-
-    first: _Layer
-    second: _Layer
-    projection: _Layer | None
-    hidden: Tensor
-    out: Tensor
-
-    def below(self) -> Below:
-        second, projection = self.second, self.projection
-        if projection is None:
-            return Below(second.raw, second.table, self.out)
-        return Below(second.raw, second.table, self.out, projection.raw, projection.table)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // 16) * 16
 
 
 class FusedResNet:
@@ -135,14 +45,14 @@ class FusedResNet:
             raise ValueError("batch norm needs at least two views")
         self.backbone, self.parameters, self.prefix, self.clip = backbone, parameters, prefix, clip
         own = (k, n_views, device, dtype, parameters, prefix)
-        self.stem = _Layer(_plan_stem(backbone), *own)
+        self.stem = Layer(plan_stem(backbone), *own)
         self.pixel = Packing.of(self.stem.geometry).pixel  # channels of the images, padded
         self.layers, self.blocks = [self.stem], []
-        for plans in _plan_blocks(backbone):
-            first, second = _Layer(plans[0], *own), _Layer(plans[1], *own)
-            projection = None if plans[2] is None else _Layer(plans[2], *own)
+        for plans in plan_blocks(backbone):
+            first, second = Layer(plans[0], *own), Layer(plans[1], *own)
+            projection = None if plans[2] is None else Layer(plans[2], *own)
             hidden, out = torch.zeros_like(first.raw), torch.zeros_like(second.raw)
-            self.blocks.append(_Block(first, second, projection, hidden, out))
+            self.blocks.append(Block(first, second, projection, hidden, out))
             self.layers += [first, second] if projection is None else [first, second, projection]
         inside, last = self.blocks[0].first.geometry, self.blocks[-1].out
         self.start = torch.zeros(k, n_views, inside.size_in, inside.size_in, inside.n_in, device=device, dtype=dtype)
@@ -154,7 +64,7 @@ class FusedResNet:
         most = max(self.start.numel(), *(block.out.numel() for block in self.blocks))
         self.gradients = [torch.zeros(most, device=device, dtype=dtype) for _ in range(3)]
         n_sums = max(pools.n_mean_pool_sums(last), *(layer.n_sums for layer in self.layers))
-        self.sums = torch.zeros(k, _aligned(n_sums), device=device)
+        self.sums = torch.zeros(k, aligned(n_sums), device=device)
         self._lay_out_update(k, device)
         self.whole: State = {}  # weights of convolutions with unused taps, as they were loaded
         self.images: Tensor | None = None
@@ -173,7 +83,7 @@ class FusedResNet:
             return begin
 
         for layer in self.layers:
-            width = _aligned(layer.geometry.n_out)
+            width = aligned(layer.geometry.n_out)
             layer.gradient_offset = place(layer.offset, layer.part_size, layer.n_parts)
             weight, bias = layer.norm_offsets
             layer.norm_gradient_offsets = (place(weight, width, 1), place(bias, width, 1))
@@ -184,7 +94,7 @@ class FusedResNet:
     def shapes(backbone: ResNet18) -> dict[str, tuple[int, ...]]:
         """Every trained tensor and its shape here, by its name in `ResNet18.init`; unused taps are not among them."""
         shapes: dict[str, tuple[int, ...]] = {}
-        plans = [_plan_stem(backbone), *(plan for block in _plan_blocks(backbone) for plan in block if plan)]
+        plans = [plan_stem(backbone), *(plan for block in plan_blocks(backbone) for plan in block if plan)]
         for plan in plans:
             shapes[f"{plan.conv}.weight"] = plan.shape()
             shapes[f"{plan.norm}.weight"] = shapes[f"{plan.norm}.bias"] = (plan.geometry.n_out,)
@@ -237,13 +147,13 @@ class FusedResNet:
         return state, mean, square
 
     @staticmethod
-    def _used(layer: _Layer, weight: Tensor) -> Tensor:
+    def _used(layer: Layer, weight: Tensor) -> Tensor:
         """The taps that are trained, of (K, out, in, height, width)."""
         first, kernel = layer.geometry.first, layer.geometry.kernel
         return weight[..., first : first + kernel, first : first + kernel]
 
     @staticmethod
-    def _kernel_view(layer: _Layer, view: Tensor) -> Tensor:
+    def _kernel_view(layer: Layer, view: Tensor) -> Tensor:
         """A weight as it is stored here, seen as (K, out, in, height, width)."""
         g = layer.geometry
         if layer.plan.is_stem:
@@ -284,7 +194,7 @@ class FusedResNet:
             pools.mean_pool(x, self.features)
         return self.features
 
-    def _convolve(self, layer: _Layer, x: Tensor) -> None:
+    def _convolve(self, layer: Layer, x: Tensor) -> None:
         launch = stem.stem_forward if layer.plan.is_stem else conv.forward
         p = self.parameters
         n_tiles = launch(layer.geometry, layer.tiles, x, p.half, layer.offset, layer.raw, self.sums)
@@ -326,7 +236,7 @@ class FusedResNet:
         update(self.gradient, self.update_blocks, self.parameters, rates, self.clip)
 
     def _block_backward(
-        self, block: _Block, x: Tensor, below: Below, n_tiles: int, g: Tensor, out: Tensor, between: Tensor
+        self, block: Block, x: Tensor, below: Below, n_tiles: int, g: Tensor, out: Tensor, between: Tensor
     ) -> int:
         """From the gated gradient `g` of a block's output to that of its input x, summed for what is below."""
         first, second, projection = block.first, block.second, block.projection
@@ -371,12 +281,12 @@ class FusedResNet:
             projection=beside,
         )
 
-    def _norm_gradient(self, layer: _Layer, n_tiles: int, which: int) -> None:
+    def _norm_gradient(self, layer: Layer, n_tiles: int, which: int) -> None:
         norms.gradient_statistics(
             self.sums, n_tiles, which, layer.n_values, layer.table, self.gradient, layer.norm_gradient_offsets
         )
 
-    def _weight_gradient(self, layer: _Layer, x: Tensor) -> None:
+    def _weight_gradient(self, layer: Layer, x: Tensor) -> None:
         launch = stem.stem_gradient if layer.plan.is_stem else conv_gradients.weight_gradient
         launch(
             layer.geometry,
