@@ -162,8 +162,10 @@ def side_by_side(
     minutes.
     """
     engine = Engine(device, precision=pick_precision(precision, device.type))
-    n_steps = max(2, min(200, int(3 / (k * plain_step))))
-    if device.type == "cuda":  # a job of a run has thousands of steps, beside which its beginning and end do not count
+    one = k * plain_step  # seconds of a step, if nothing were gained
+    # a job of a run has hundreds or thousands of steps, beside which its beginning and end do not count
+    n_steps = max(20 if one < 1 else 2, min(200, int(3 / one)))
+    if device.type == "cuda":
         few = case.jobs(k, 10, device)
         engine.train(few)
         n_steps = max(10, min(2000, 10 * int(3 / seconds(lambda: engine.train(few), device))))
@@ -171,7 +173,7 @@ def side_by_side(
     jobs = case.jobs(k, n_steps, device)
     engine.train(jobs)  # warm-up: memory, compilation, capture
     ours, others, rates = [], [], []
-    for _ in range(5 if device.type == "cpu" else 3):
+    for _ in range(5 if device.type == "cpu" and one < 0.5 else 3):
         ours.append(seconds(lambda: engine.train(jobs), device) / jobs[0].n_steps)
         others.append(seconds(lambda: [plain.step() for _ in range(n_plain)], device) / n_plain)
         rates += [matrix_rate()] if device.type == "cpu" else []
