@@ -11,6 +11,7 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from purereplay.learners.rivals.settings import ONLINE_RATES, RivalSettings
+from purereplay.learners.settings import PRESETS
 from purereplay.paper.beside import beside, cells_of, read_results
 from purereplay.paper.numbers import paper_table
 
@@ -270,20 +271,21 @@ def test_patches_give_what_is_said():
 def test_narrow_networks_cost_the_demo_what_is_said():
     text = (ROOT / "docs" / "performance.md").read_text()
     results = read_results([ROOT / "results" / "digits-width.jsonl"])
-    row = r"^\| 64-(128|256)-\1 \| (validation|test) \| (\d+) \| ([^|]+) \| ([^|]+) \| ([\d.]+) \|$"
+    row = r"^\| 64-(128|256)-\1 \| (\d+), (\d+) \| (\w+) \| (\d+) \| ([^|]+) \| ([^|]+) \| ([\d.]+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
-    assert len(rows) == 4
-    before = {"hidden": 256, "expert_epochs": 300, "base_epochs": 100}
+    assert len(rows) == 7 and sum(int(row[4]) for row in rows) == len(results)
+    demo = {name: PRESETS["demo"][name] for name in ("hidden", "expert_epochs", "base_epochs")}
     tested = {}
-    for width, judged_on, n, *said, seconds in rows:
-        changed = before if width == "256" else {}
-        own = [r for r in results if (r["judged_on"], r["changed"]) == (judged_on, changed)]
+    for *chosen, judged_on, n, accuracy, filtered, seconds in rows:
+        wanted = dict(zip(demo, map(int, chosen), strict=True))
+        own = [r for r in results if r["judged_on"] == judged_on and demo | r["changed"] == wanted]
         assert [r["seed"] for r in own] == list(range(1, int(n) + 1))
         values = {name: 100 * np.array([r[name] for r in own]) for name in ("accuracy", "filtered_noise")}
-        assert said == [f"{v.mean():.1f} ± {v.std(ddof=1):.1f}" for v in values.values()]
+        assert [accuracy, filtered] == [f"{v.mean():.1f} ± {v.std(ddof=1):.1f}" for v in values.values()]
         assert seconds == f"{np.mean([r['seconds']['total'] for r in own]):.1f}"
-        tested[width, judged_on] = values
-    p = [stats.ttest_rel(tested["128", "test"][name], tested["256", "test"][name]).pvalue for name in values]
+        tested[tuple(wanted.values()), judged_on] = values
+    before, after = tested[(256, 300, 100), "test"], tested[tuple(demo.values()), "test"]
+    p = [stats.ttest_rel(after[name], before[name]).pvalue for name in values]
     assert f"p = {p[0]:.2f} for the accuracy and p = {p[1]:.2f} for the filtered noise" in text
 
 
