@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from purereplay.nets import perceptron
+from purereplay.nets import perceptron, perceptron_step
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, Job
 from purereplay.nets.loops import PlainLoop
@@ -114,16 +114,35 @@ def test_the_gradient_of_one_step_is_autograds(case):
             assert error <= 1e-4 * expected.norm() + 1e-9
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_steps_have_the_same_bits(case, monkeypatch):
+    jobs = make_jobs(2, **CASES[case])
+    compiled = PerceptronLoop(jobs)
+    assert all(isinstance(f, torch.jit.ScriptFunction) for f in (compiled.steps, compiled.step))
+    monkeypatch.setattr(perceptron, "compiled", lambda function: function)
+    same_bits(train(compiled, jobs), train(PerceptronLoop(jobs), jobs))
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(caplog):
+    def not_for_torchscript():
+        yield 1
+
+    assert perceptron_step.compiled(not_for_torchscript) is not_for_torchscript
+    assert perceptron_step.compiled(not_for_torchscript) is not_for_torchscript
+    assert caplog.text.count("could not be compiled") == 1
+
+
 @pytest.mark.parametrize("k", [2, 5, 8])
 def test_threads_share_any_number_of_networks(k, threads, monkeypatch):
-    monkeypatch.setattr(perceptron, "_GROUP_FLOATS", 2 * 24 * 20)  # two networks in a group
+    monkeypatch.setattr(perceptron, "_STEPS_A_TURN", 2)
     jobs = make_jobs(k)
+    threads(1)
     alone = [train(PerceptronLoop([job]), [job])[0] for job in jobs]
     threads(2)
     loop = PerceptronLoop(jobs)
     first = train(loop, jobs)
-    assert [len(group.keys) for group in loop.groups] == {2: [1, 1], 5: [1, 1, 1, 2], 8: [2, 2, 2, 2]}[k]
-    close(first, alone)
+    assert len(loop.places) == 2
+    same_bits(first, alone)
     for _ in range(3):
         same_bits(train(PerceptronLoop(jobs), jobs), first)
     same_bits(train(loop, jobs), first)
@@ -135,8 +154,8 @@ def test_few_networks_on_many_threads_have_several_each(threads):
     seen = []
 
     class Seen(perceptron._Turns):
-        def work(self):
-            super().work()
+        def work(self, places):
+            super().work(places)
             seen.append(torch.get_num_threads())
 
     with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +172,7 @@ def test_a_loop_that_is_used_again_remembers_nothing(threads):
     first = train(loop, jobs)
     train(loop, others)
     same_bits(train(loop, jobs), first)
-    threads(1)  # groups are made anew for another number of threads
+    threads(1)
     same_bits(train(loop, jobs), train(PerceptronLoop(jobs), jobs))
 
 
@@ -190,14 +209,21 @@ def test_what_fails_in_a_thread_surfaces(which, error, threads, monkeypatch):
     loop.load(jobs)
     loop.advance(1)
 
-    def fail():
-        raise error("here")
+    taken, turn = [0, 0], loop._turn
 
-    monkeypatch.setattr(loop.groups[which], "_step", fail)
+    def fail(places, k, first, n_steps):
+        if k == which:
+            raise error("here")
+        time.sleep(0.01)
+        turn(places, k, first, n_steps)
+        taken[k] += n_steps
+
+    monkeypatch.setattr(loop, "_turn", fail)
+    monkeypatch.setattr(perceptron, "_STEPS_A_TURN", 1)
     with pytest.raises(error):
-        loop.advance(100_000)
+        loop.advance(31)
     assert threading.active_count() == 1 and torch.get_num_threads() == 2
-    assert loop.groups[1 - which].done < 50_000  # the other did not go on to its end
+    assert taken[which] == 0 and taken[1 - which] < 20  # the other did not go on to its end
 
 
 def test_a_call_returns_after_about_a_tenth_of_a_second():
