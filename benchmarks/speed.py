@@ -162,16 +162,15 @@ def side_by_side(
     minutes.
     """
     engine = Engine(device, precision=pick_precision(precision, device.type))
-    one = k * plain_step  # seconds of a step, if nothing were gained
+    few = case.jobs(k, 10 if device.type == "cuda" else 2, device)
+    engine.train(few)  # warm-up: memory, compilation, capture
+    one = seconds(lambda: engine.train(few), device) / few[0].n_steps
     # a job of a run has hundreds or thousands of steps, beside which its beginning and end do not count
-    n_steps = max(20 if one < 1 else 2, min(200, int(3 / one)))
-    if device.type == "cuda":
-        few = case.jobs(k, 10, device)
-        engine.train(few)
-        n_steps = max(10, min(2000, 10 * int(3 / seconds(lambda: engine.train(few), device))))
+    least, most = (10, 2000) if device.type == "cuda" else (20 if one < 0.5 else 2, 200)
+    n_steps = max(least, min(most, int(3 / one)))
     n_plain = max(2, min(100, int(0.5 / plain_step)))
     jobs = case.jobs(k, n_steps, device)
-    engine.train(jobs)  # warm-up: memory, compilation, capture
+    engine.train(jobs)
     ours, others, rates = [], [], []
     for _ in range(5 if device.type == "cpu" and one < 0.5 else 3):
         ours.append(seconds(lambda: engine.train(jobs), device) / jobs[0].n_steps)
