@@ -1,6 +1,7 @@
 """The written-out step against the plain loop's autograd, and what threads must not change."""
 
 import math
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -114,6 +115,7 @@ def test_the_gradient_of_one_step_is_autograds(case):
             assert error <= 1e-4 * expected.norm() + 1e-9
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not promise to work there")
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_steps_have_the_same_bits(case, monkeypatch):
     jobs = make_jobs(2, **CASES[case])
