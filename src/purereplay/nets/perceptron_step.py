@@ -45,7 +45,7 @@ class Places(NamedTuple):
     to_rows: Tensor  # (n, H, H)
     to_columns: Tensor  # (n, W, W)
     pixels: list[Tensor]  # numbers of the image's rows (H,) and of its columns (W,)
-    one: Tensor
+    one: Tensor  # from which others are subtracted, into a place
     x: list[Tensor]  # what goes into each layer (n, in), and at last the projections (n, d)
     d_y: list[Tensor]  # (n, out)
     gradients: list[list[Tensor]]  # of weight and bias
@@ -64,7 +64,7 @@ def make_places(n: int, image: Sequence[int], layers: Sequence[tuple[int, int]])
     channels, height, width = image
     views = torch.empty(n, channels, height, width)
     spare = [torch.empty(n * max(n, *(out for _, out in layers))) for _ in range(2)]
-    last, d = spare[len(layers) % 2], layers[-1][1]
+    unused, d = spare[len(layers) % 2], layers[-1][1]  # while the projections' gradient is in the other
     projections = torch.empty(max(n * d, *(into * out for into, out in layers)))  # and later a weight's gradient
     d_bias = torch.empty(max(out for _, out in layers))
     return Places(
@@ -79,11 +79,11 @@ def make_places(n: int, image: Sequence[int], layers: Sequence[tuple[int, int]])
         d_y=[spare[i % 2][: n * out].view(n, out) for i, (_, out) in enumerate(layers)],
         gradients=[[projections[: into * out].view(into, out), d_bias[:out]] for into, out in layers],
         adam_step=[torch.zeros(())] * 2,
-        product=last[: n * d].view(n, d),
+        product=unused[: n * d].view(n, d),
         length=torch.empty(n, 1),
         inner=torch.empty(n, 1),
         powers=torch.empty(n, n),
-        weights=last[: n * n].view(n, n),
+        weights=unused[: n * n].view(n, n),
         sums=torch.empty(n),
         share=torch.empty(n),
     )
