@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,11 +63,10 @@ class Case:
         self.images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
         self.views = JITTER if shape[0] == 3 else Views()
 
-    def jobs(self, k: int, n_steps: int, device: torch.device) -> list[Job]:
-        recipe = Contrastive(epochs=n_steps, batch_size=self.n, views=self.views)
+    def jobs(self, k: int, epochs: int, device: torch.device) -> list[Job]:
+        recipe = Contrastive(epochs=epochs, batch_size=self.n, views=self.views)
         if self.with_replay:
-            half = self.n // 2
-            recipe = Contrastive(epochs=max(1, n_steps // 2), batch_size=half, replay_size=half, views=self.views)
+            recipe = replace(recipe, batch_size=self.n // 2, replay_size=self.n // 2)
         images = self.images.to(device)
         replay = images if self.with_replay else None
         states = [self.network.fresh(i, device) for i in range(k)]
@@ -163,20 +163,22 @@ def side_by_side(
     minutes.
     """
     engine = Engine(device, precision=pick_precision(precision, device.type))
-    few = case.jobs(k, 10 if device.type == "cuda" else 2, device)
+    on_cuda = device.type == "cuda"
+    few = case.jobs(k, 10 if on_cuda else 2, device)
     engine.train(few)  # warm-up: memory, compilation, capture
     one = seconds(lambda: engine.train(few), device) / few[0].n_steps
     # a job of a run has hundreds or thousands of steps, beside which its beginning and end do not count
-    least, most = 20 if one < 0.5 else 2, 2000 if device.type == "cuda" else 200
-    n_steps = max(least, min(most, int(3 / one)))
+    least, most = (min(100, int(LIMIT_SECONDS / one)), 2000) if on_cuda else (20 if one < 0.5 else 2, 200)
+    n_steps = max(2, least, min(most, int(3 / one)))
     n_plain = max(2, min(100, int(0.5 / plain_step)))
-    jobs = case.jobs(k, n_steps, device)
+    epochs = max(1, n_steps // few[0].steps_per_epoch)
+    jobs = [replace(job, recipe=replace(job.recipe, epochs=epochs)) for job in few]
     engine.train(jobs)
     ours, others, rates = [], [], []
-    for _ in range(5 if device.type == "cpu" and one < 0.5 else 3):
+    for _ in range(3 if on_cuda or one > 0.5 else 5):
         ours.append(seconds(lambda: engine.train(jobs), device) / jobs[0].n_steps)
         others.append(seconds(lambda: [plain.step() for _ in range(n_plain)], device) / n_plain)
-        rates += [matrix_rate()] if device.type == "cpu" else []
+        rates += [] if on_cuda else [matrix_rate()]
     ratio = statistics.median(k * other / own for own, other in zip(ours, others, strict=True))
     return min(ours), ratio, max(rates, default=None)
 

@@ -7,7 +7,7 @@ import torch
 
 from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
-from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together
+from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together, equal_share
 from purereplay.nets.jobs import Contrastive, Job, Supervised, first_of_its_kind
 from purereplay.nets.loops import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
@@ -307,6 +307,31 @@ def test_running_out_of_memory_halves_the_number_of_networks(caplog):
     answers = Small(CPU).train(jobs)
     assert tried == [10, 5, 2, 2, 2, 2, 2] and "going on with 5" in caplog.text
     assert [a.loss for a in answers] == pytest.approx([Engine(CPU).train([one])[0].loss for one in jobs], rel=1e-5)
+
+
+def test_what_does_not_fit_at_once_is_trained_in_goes_of_one_size():
+    made = []
+
+    class Few(Engine):
+        def side_by_side(self, job):
+            return 8
+
+        def _make_room(self, n_bytes):
+            made.append(n_bytes)
+            super()._make_room(n_bytes)
+
+    jobs = [job(k, Contrastive(epochs=1, batch_size=12)) for k in range(25)]
+    engine = Few(CPU)
+    answers = engine.train(jobs)
+    assert made == [5 * engine.bytes_for(jobs[0])]  # one loop, in five goes; four would be of two sizes
+    assert [a.loss for a in answers] == pytest.approx([Engine(CPU).train([one])[0].loss for one in jobs], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n", "at_most", "share"), [(7, 8, 7), (8, 8, 8), (16, 8, 8), (9, 8, 3), (17, 16, 9), (200, 89, 50), (3, 1, 1)]
+)
+def test_equal_shares(n, at_most, share):
+    assert equal_share(n, at_most) == share
 
 
 def test_where_the_fast_loop_fails_the_plain_one_serves(caplog):

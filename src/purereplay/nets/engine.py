@@ -97,9 +97,9 @@ class Engine:
             groups[self.group(job)].append(i)
         answers: dict[int, Trained] = {}
         for members in groups.values():
-            left = members
+            left, share = members, equal_share(len(members), self.side_by_side(jobs[members[0]]))
             while left:
-                some = left[: self.side_by_side(jobs[left[0]])]
+                some = left[:share]
                 try:
                     trained = self._train_group([jobs[i] for i in some])
                 except _NotFused:
@@ -110,6 +110,7 @@ class Engine:
                             f"The GPU's memory does not hold one {jobs[some[0]].phase} network: use smaller batches."
                         ) from None
                     self._halve(jobs[some[0]], len(some))
+                    share = equal_share(len(left), self.side_by_side(jobs[left[0]]))
                     continue
                 answers.update(zip(some, trained, strict=True))
                 left = left[len(some) :]
@@ -264,6 +265,17 @@ def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Acc
             raise earliest
         raise UserError(f"{len(failures)} of {len(works)} runs failed: {earliest}") from earliest
     return [results[i] for i in range(len(works))]
+
+
+def equal_share(n: int, at_most: int) -> int:
+    """How many of n networks to train at a time: in a few more goes than needed where all of them are then of one size.
+
+    One loop serves them all then; loops of two sizes often do not fit into the memory together, and making one anew
+    takes seconds.
+    """
+    goes = -(-n // at_most)
+    sizes = [n // g for g in range(goes, goes + goes // 2 + 1) if n % g == 0]
+    return sizes[0] if sizes else -(-n // goes)
 
 
 def _fused() -> ModuleType | None:
