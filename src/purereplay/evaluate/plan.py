@@ -16,7 +16,7 @@ from purereplay.learners.base import PIECE, Learner
 from purereplay.learners.build import make_filtering
 from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.learners.settings import SprSettings
-from purereplay.nets.engine import Engine
+from purereplay.nets.engine import Engine, equal_share
 from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained
 from purereplay.nets.networks import State, is_trained
 
@@ -90,7 +90,7 @@ def estimate(settings: RunSettings, learner: Learner, task_ends: tuple[int, ...]
     a_task = -(-counted.n_buffers // len(task_ends))  # buffers are taken ahead up to the end of a task
     together = dict.fromkeys(jobs, 1)
     if "expert" in jobs:
-        together["expert"] = min(settings.lookahead, a_task, fit["expert"])
+        together["expert"] = equal_share(min(settings.lookahead, a_task), fit["expert"])
     speeds = {phase: _seconds_per_step(engine, job, together[phase]) / together[phase] for phase, job in jobs.items()}
     memory = sum(together[phase] * engine.bytes_for(job) for phase, job in jobs.items())
     seconds = sum(speed * counted.steps[phase] for phase, speed in speeds.items())
