@@ -1,6 +1,6 @@
 """Speed on this machine, beside a plain implementation of the same work in the same call.
 
-    python benchmarks/speed.py                          everything, as a table
+    python benchmarks/speed.py                          everything, row by row: ten minutes on a GPU or two cores
     python benchmarks/speed.py --only training --json new.json
     python benchmarks/speed.py --compare old.json new.json
 
@@ -18,7 +18,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,7 @@ Row = dict[str, object]
 N_NETWORKS = (1, 5, 8, 25, 200)
 FILTER_SIZES = (300, 500, 1000, 5000)
 PLAIN_FILTER_UP_TO = 1000  # the plain code would take minutes beyond
+TURN_SECONDS = 1.5  # of training between two looks at the plain loop
 LIMIT_SECONDS = 20.0  # a case of which four steps need more is left out
 DEMO_WIDTH: int = PRESETS["demo"]["hidden"]
 JITTER = Views(jitter=(0.5, 0.5, 0.5, 0.2))
@@ -169,14 +170,14 @@ def side_by_side(
     engine.train(few)  # warm-up: memory, compilation, capture
     one = seconds(lambda: engine.train(few), device) / few[0].n_steps
     # a job of a run has hundreds or thousands of steps, beside which its beginning and end do not count
-    least, most = (min(100, int(LIMIT_SECONDS / one)), 2000) if on_cuda else (20 if one < 0.5 else 2, 200)
-    n_steps = max(2, least, min(most, int(3 / one)))
+    least, most = (min(100, int(LIMIT_SECONDS / one)), 2000) if on_cuda else (20 if one < 1 else 2, 200)
+    n_steps = max(2, least, min(most, int(TURN_SECONDS / one)))
     n_plain = max(2, min(100, int(0.5 / plain_step)))
     epochs = max(1, n_steps // few[0].steps_per_epoch)
     jobs = [replace(job, recipe=replace(job.recipe, epochs=epochs)) for job in few]
     engine.train(jobs)
     ours, others, rates = [], [], []
-    for _ in range(3 if on_cuda or one > 0.5 else 5):
+    for _ in range(3 if on_cuda or n_steps * one > 2 * TURN_SECONDS else 5):
         ours.append(seconds(lambda: engine.train(jobs), device) / jobs[0].n_steps)
         others.append(seconds(lambda: [plain.step() for _ in range(n_plain)], device) / n_plain)
         rates += [] if on_cuda else [matrix_rate()]
@@ -224,17 +225,17 @@ def demo(device: torch.device, precision: str) -> Iterator[Row]:
     yield {"case": "demo", "seconds": round(total, 2), **shares}
 
 
-def show(rows: list[Row]) -> None:
-    """Aligned tables, one for each set of columns."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+def shown(rows: Iterable[Row], case_width: int) -> Iterator[Row]:
+    """The rows, each printed as it comes, aligned below the names of its columns."""
+    columns: tuple[str, ...] = ()
     for row in rows:
-        groups.setdefault(tuple(row), []).append(row)
-    for columns, some in groups.items():
-        lines = [list(columns)] + [["-" if row[c] is None else str(row[c]) for c in columns] for row in some]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-        print()
-        for line in lines:
-            print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+        new = tuple(row) != columns
+        columns = tuple(row)
+        widths = [max(len(c), case_width if c == "case" else 8) for c in columns]
+        texts = ["-" if value is None else str(value) for value in row.values()]
+        for line in ([""] * len(columns), columns, texts) if new else (texts,):
+            print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)).rstrip(), flush=True)
+        yield row
 
 
 def compare(old: Path, new: Path) -> None:
@@ -250,7 +251,9 @@ def compare(old: Path, new: Path) -> None:
             if before and after:
                 case = " ".join(str(part) for part in name if part is not None)
                 rows.append({"case": case, "old": before, "new": after, "times faster": round(before / after, 2)})
-    show(sorted(rows, key=lambda row: str(row["case"])))
+    rows.sort(key=lambda row: str(row["case"]))
+    for _ in shown(rows, max((len(str(row["case"])) for row in rows), default=0)):
+        pass
 
 
 def key(row: Row) -> tuple[object, ...]:
@@ -280,17 +283,17 @@ def main() -> None:
         "filter": lambda: filtering(device),
         "demo": lambda: demo(device, options.precision),
     }
+    wanted = options.only.split(",")
+    if unknown := [part for part in wanted if part not in parts]:
+        parser.error(f"--only {unknown[0]} is unknown: choose from {', '.join(parts)}")
     rows: list[Row] = []
-    for part in options.only.split(","):
-        found: list[Row] = []
-        for row in parts[part]():
-            found.append(row)
+    for part in wanted:
+        for row in shown(parts[part](), max(len(case.name) for case in CASES)):
+            rows.append(row)
             if options.json:  # after every row: what was measured stays, whatever comes
-                options.json.write_text(json.dumps({"machine": machine, "rows": rows + found}, indent=1) + "\n")
-        show(found)
-        if any(row.get("ms_a_step", 0) is None for row in found):
+                options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        if part == "training" and any(row.get("ms_a_step", 0) is None for row in rows):
             print(f"-: four steps would take longer than {options.limit:g} s here; --limit measures them too")
-        rows += found
 
 
 if __name__ == "__main__":
