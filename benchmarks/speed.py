@@ -252,8 +252,7 @@ def compare(old: Path, new: Path) -> None:
                 case = " ".join(str(part) for part in name if part is not None)
                 rows.append({"case": case, "old": before, "new": after, "times faster": round(before / after, 2)})
     rows.sort(key=lambda row: str(row["case"]))
-    for _ in shown(rows, max((len(str(row["case"])) for row in rows), default=0)):
-        pass
+    list(shown(rows, max((len(str(row["case"])) for row in rows), default=0)))
 
 
 def key(row: Row) -> tuple[object, ...]:
