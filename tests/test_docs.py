@@ -60,7 +60,7 @@ def test_the_readmes_python_runs():
 
 
 def test_the_filters_python_runs():
-    alone, images = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "filter.md").read_text(), re.DOTALL)
+    alone, images, together = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "filter.md").read_text(), re.DOTALL)
     digits = load_digits()
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
     exec(alone, names)
@@ -68,6 +68,9 @@ def test_the_filters_python_runs():
     names = {"images": (digits.images[:200, None] * 15.9).astype(np.uint8), "labels": digits.target[:200]}
     exec(images, names)
     assert names["judged"].clean_probability_.shape == (200,)
+    names |= {"images": torch.from_numpy(names["images"]), "of_a_network": torch.from_numpy(digits.data[:200]).float()}
+    exec(together, names)
+    assert names["features"].shape == (200, 64) and names["features"].dtype == np.float32
 
 
 def test_the_readmes_commands_exist():
@@ -89,7 +92,7 @@ MEASURES = {
 }
 
 
-WITH_OWN_TEST = ("What the rate decides", "Why some rivals", "SPR and rivals", "Without experts")
+WITH_OWN_TEST = ("What the rate decides", "Why some rivals", "SPR and rivals", "Without experts", "Experts and patches")
 
 
 def test_reproduced_numbers_are_those_of_the_result_files():
@@ -266,6 +269,37 @@ def test_patches_give_what_is_said():
         "36.4 ± 1.8",
     ):  # held to their files where they are first said
         assert (ROOT / "REPRODUCTION.md").read_text().count(said) >= 2
+
+
+def test_experts_and_patches_together_give_what_is_said():
+    [section] = [section for section in sections() if section.startswith("Experts and patches together")]
+    small = read_results(sorted((ROOT / "results" / "cifar10-symmetric-0.4-budget-0.02-small-stem").glob("*.json")))
+    results = [r | {"changed": {"stem": "small"}} for r in small]  # older than this key
+    patches = read_results([ROOT / "results" / "cifar10-patches.jsonl"])
+    results += [r for r in patches if r["changed"] == {"stem": "small", "features": "patches"}]
+    results += linked_results(section)
+    who = r"([\w-]+), symmetric (\d+)(?:, budget ([\d.]+))?(, 3×3 stem)?, (experts|patches|combined)"
+    rows = re.findall(rf"^\| {who} \| ((?:[\d. ±]+\|){{4}})$", section, re.MULTILINE)
+    assert len(rows) == len(results) / 3 == 8
+    for dataset, rate, budget, stem, features, said in rows:
+        wanted = {
+            "dataset": dataset.lower().replace("-", ""),
+            "noise_rate": int(rate) / 100,
+            "budget": float(budget or 1),
+            "changed": ({"stem": "small"} if stem else {}) | ({} if features == "experts" else {"features": features}),
+        }
+        own = [r for r in results if all(r[name] == value for name, value in wanted.items())]
+        assert [r["seed"] for r in own] == [1, 2, 3], wanted
+        for measure, cell in zip(
+            ("accuracy", "filtered_noise", "purity", "passed_noise"), said.split("|"), strict=False
+        ):
+            values = 100 * np.array([r[measure] for r in own])
+            assert cell.strip() == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}", (wanted, measure)
+    columns = {(r["seed"], bool(r["changed"])): r["accuracy"] for r in results if r["dataset"] == "mnist"}
+    assert all(columns[seed, True] > columns[seed, False] for seed in (1, 2, 3))  # "with every seed"
+    [together] = [said for dataset, *_, features, said in rows if (dataset, features) == ("CIFAR-10", "combined")]
+    text = " ".join((ROOT / "REPRODUCTION.md").read_text().split())
+    assert f"experts and patches together (the section after it) {together.split(' |')[0].strip()} %" in text
 
 
 def test_narrow_networks_cost_the_demo_what_is_said():

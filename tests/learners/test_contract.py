@@ -19,7 +19,13 @@ from purereplay.nets.networks import Head, Network
 
 CPU = torch.device("cpu")
 TECHNIQUES = ("l2r", "pencil", "sl", "jocor")
-NAMES = [*LEARNERS, "spr+patches", *RIVALS, *(f"{learner}+{t}" for learner in WITH_ROBUST for t in TECHNIQUES)]
+NAMES = [
+    *LEARNERS,
+    "spr+patches",
+    "spr+combined",
+    *RIVALS,
+    *(f"{learner}+{t}" for learner in WITH_ROBUST for t in TECHNIQUES),
+]
 SHAPE = (1, 8, 8)
 SMALL = {
     "spr": {"expert_epochs": "8", "base_epochs": "8", "hidden": "24", "delayed_size": "40", "purified_size": "30"},

@@ -68,20 +68,6 @@ def test_filters_are_whitened_patches(monkeypatch):
     np.testing.assert_allclose(offset.numpy(), expected @ usual, rtol=1e-3, atol=1e-4)
 
 
-def test_main_directions_are_the_same_from_either_product():
-    x = torch.randn(60, 60, generator=torch.Generator().manual_seed(5))
-    short = patches._main_directions(torch.cat([x, x], 1))  # 60 × 120
-    u, s, _ = torch.linalg.svd((x - x.mean(0)) / x.std(0, correction=0), full_matrices=False)
-    expected = u[:, :32] * (2**0.5 * s[:32]) ** 0.3
-    torch.testing.assert_close(similarity(short), similarity(expected), rtol=1e-3, atol=1e-4)
-    long = torch.randn(90, 40, generator=torch.Generator().manual_seed(6))
-    features = patches._main_directions(long)
-    standard = ((long - long.mean(0)) / long.std(0, correction=0)).double()
-    u, s, _ = torch.linalg.svd(standard, full_matrices=False)
-    expected = (u[:, :32] * s[:32] ** 0.3).float()
-    torch.testing.assert_close(similarity(features), similarity(expected), rtol=1e-3, atol=1e-4)
-
-
 def test_same_seed_same_bits_other_seed_other_features():
     images = noise(40, 3, 16, 16)
     assert torch.equal(patch_features(images, 7), patch_features(images.clone(), 7))
@@ -141,13 +127,14 @@ def test_no_expert_is_trained():
     assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)
 
 
-def test_vectors_have_no_patches():
-    settings = own_settings("demo", {"features": "patches"}, (12, 1, 1), vectors=True)
+@pytest.mark.parametrize("features", ["patches", "combined"])
+def test_vectors_have_no_patches(features):
+    settings = own_settings("demo", {"features": features}, (12, 1, 1), vectors=True)
     with pytest.raises(UserError, match="Feature vectors have no patches"):
         build_spr(
             settings, image_shape=(12, 1, 1), n_classes=2, engine=Engine(torch.device("cpu")), seed=0, vectors=True
         )
-    assert make_spr((1, 8, 8), 2, features="patches").judging.filtering.features == "patches"
+    assert make_spr((1, 8, 8), 2, features=features).judging.filtering.features == features
 
 
 def test_the_daily_preset_judges_images_by_patches_unless_somebody_asks_for_experts():

@@ -68,7 +68,7 @@ def plan_spr(options: SprSettings, task_ends: tuple[int, ...]) -> Plan:
     if options.replay == "purified" or options.self_replay == "task-end":
         base_steps = max(1, p // options.base_batch)
     n_bases = {"every-buffer": n_buffers, "task-end": len(task_ends), "never": 0}[options.self_replay]
-    expert = options.filter == "self-centered" and options.features in ("projection", "penultimate")
+    expert = options.filter == "self-centered" and options.features in ("projection", "penultimate", "combined")
     n_experts = n_buffers if expert else 0
     filtering = make_filtering(options)
     rivals = {"aum": filtering.aum.n_steps(d), "incv": filtering.incv.n_steps(d)}

@@ -2,7 +2,7 @@
 
 What goes in are buffers that wait; what comes out is each sample's probability of being clean (paper, section 3.2).
 The filter's features are those of an expert network trained on the buffer without labels, unless something else is
-asked for: patches of the images, or rows of a file.
+asked for: patches of the images, in its place or beside it, or rows of a file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Contrastive, Job
 from purereplay.nets.networks import Network, State
 from purereplay.purify.aum import AreaUnderMargin
+from purereplay.purify.directions import both, main_directions
 from purereplay.purify.incv import NoisyCrossValidation
 from purereplay.purify.patches import patch_features
 from purereplay.purify.self_centered import Verdict, judge_many
 
+Features = Literal["projection", "penultimate", "patches", "combined", "file"]
 Seeds = Callable[[str, int], int]  # of (what it is for, number of the buffer)
 
 
@@ -32,7 +34,7 @@ class Filtering:
     """Which filter, and how it is set."""
 
     kind: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # none: everything is taken to be clean
-    features: Literal["projection", "penultimate", "patches", "file"] = "projection"  # file: `Judging.brought`
+    features: Features = "projection"  # file: `Judging.brought`
     n_graphs: int = 5  # E_max; 0: the non-stochastic filter
     scaling: Literal["trimmed", "minmax"] = "trimmed"
     posterior: Literal["exact", "table"] = "exact"
@@ -72,9 +74,15 @@ class Judging:
         """What the Self-Centered filter compares, (n, d) for each buffer."""
         if self.brought is not None:
             return [self.brought[w.batch.index].to(w.batch.images.device) for w in new]
-        if self.filtering.features == "patches":
-            return [patch_features(w.batch.images, seed("patches", w.number)) for w in new]
-        return (yield from self._train_experts(new, seed))
+        kind = self.filtering.features
+        patches = kind in ("patches", "combined")
+        untrained = [patch_features(w.batch.images, seed("patches", w.number)) for w in new] if patches else []
+        if kind == "patches":
+            return untrained
+        trained = yield from self._train_experts(new, seed)
+        if kind == "combined":
+            return [both(main_directions(own), beside) for own, beside in zip(trained, untrained, strict=True)]
+        return trained
 
     def _train_experts(self, new: list[Waiting], seed: Seeds) -> Asks[list[Tensor]]:
         """A fresh network on each of these buffers, without labels, and what it makes of the images."""

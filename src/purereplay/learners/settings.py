@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from purereplay.errors import UserError
+from purereplay.learners.judging import Features
 from purereplay.learners.options import parse, validated
 from purereplay.nets.losses import MIN_TEMPERATURE
 
@@ -51,9 +52,9 @@ class SprSettings:
     # the Self-Centered filter
     filter: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # who judges D; none: P is a plain
     # reservoir of the stream; aum and incv: rival filters
-    features: Literal["projection", "penultimate", "patches", "file"] = "projection"  # of the expert; paper:
-    # penultimate. No expert is trained for patches (of the images, see purify/patches.py; not in the paper) and for
-    # file (brought by the user, --features)
+    features: Features = "projection"  # of the expert; paper: penultimate. No expert is trained for patches (of the
+    # images, see purify/patches.py; not in the paper) and for file (brought by the user, --features); combined: the
+    # projection's main directions and patches (likewise not in the paper)
     graphs: int = 5  # E_max; 0: non-stochastic
     scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
     posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins

@@ -2,8 +2,8 @@
 
 Some patches of a buffer's images, freed of brightness and contrast and whitened, are filters that look at every place
 of an image (Coates, Lee & Ng 2011, where k-means chooses them). How strongly it answers to each, and to its opposite,
-is summed up in quarters of the image; the buffer's 32 main directions of that are the features. The last ones are
-partly whitened, so that they count beside the first. No labels take part, and no image from elsewhere.
+is summed up in quarters of the image; the buffer's main directions of that (see `directions`) are the features. No
+labels take part, and no image from elsewhere.
 
 In: images uint8 (n, C, H, W) and a seed. Out: features float32 (n, d) for the Self-Centered filter.
 """
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from purereplay.errors import InputError
+from purereplay.purify.directions import main_directions
 
 _LONGEST = 32  # pixels; larger images are averaged down
 _PATCH = 6 / 32  # a patch's side as a share of the image's
@@ -22,8 +23,6 @@ _CONTRAST = 0.01  # of pixels in [0, 1]: variance below which a patch is nearly 
 _BLUR = 0.1  # added to the variances in whitening, so that noise is not blown up
 _QUIET = 0.25  # an answer below it counts as none
 _QUARTERS = 2  # the image is summed up in 2 × 2 parts
-_DIRECTIONS = 32
-_WHITENING = 0.7  # 0: main directions as they are, 1: all of one size
 _AT_ONCE, _AT_ONCE_ON_A_CPU = 100, 5  # images: a GPU is kept busy, a cache is not left; the answers are the same
 
 
@@ -40,7 +39,7 @@ def patch_features(images: Tensor, seed: int) -> Tensor:
         for some in torch.split(images, _AT_ONCE if images.is_cuda else _AT_ONCE_ON_A_CPU)
     ]
     filters, offset = _learned_filters(torch.cat(pixels), size, torch.Generator().manual_seed(seed))
-    return _main_directions(torch.cat([_answers(some, filters, offset) for some in pixels]))
+    return main_directions(torch.cat([_answers(some, filters, offset) for some in pixels]))
 
 
 def _learned_filters(pixels: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -72,14 +71,3 @@ def _answers(pixels: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     against = F.relu_(-answer - _QUIET)  # in place: on a CPU new memory costs more than the sums
     loud = [F.adaptive_avg_pool2d(one, _QUARTERS) for one in (F.relu_(answer.sub_(_QUIET)), against)]
     return torch.cat(loud, 1).flatten(1)
-
-
-def _main_directions(answers: Tensor) -> Tensor:
-    deviation, mean = torch.std_mean(answers, 0, correction=0)
-    x = ((answers - mean) / (deviation + 1e-6)).double()
-    few_images = x.shape[0] <= x.shape[1]  # the smaller of two products with the same eigenvalues
-    values, vectors = torch.linalg.eigh(x @ x.T if few_images else x.T @ x)
-    size, directions = values[-_DIRECTIONS:].clamp(min=1e-12).sqrt(), vectors[:, -_DIRECTIONS:]
-    directions = directions * size if few_images else x @ directions
-    features: Tensor = directions / size**_WHITENING
-    return features.float()
