@@ -99,7 +99,8 @@ def test_non_stochastic_graph_is_the_similarity_itself():
     features = features_of(20) - 0.5
     found = graphs(features, {0: range(20)}, 0)[0]
     assert found.shape == (1, 20, 20)
-    assert torch.equal(found[0], similarity(features).clamp(min=FLOOR))
+    # a product of another width may round otherwise, on some processors
+    torch.testing.assert_close(found[0], similarity(features).clamp(min=FLOOR), rtol=0, atol=1e-14)
     assert (found == FLOOR).any()
 
 
