@@ -9,9 +9,8 @@ from purereplay.data.batch import Batch
 from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import resolve
 from purereplay.learners.build import build_spr
-from purereplay.nets.engine import Engine, drive
+from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
-from purereplay.nets.jobs import Job, Trained
 from purereplay.purify.directions import both, main_directions
 from purereplay.purify.patches import patch_features
 from purereplay.purify.self_centered import judge
@@ -65,20 +64,11 @@ def test_a_run_may_compare_experts_and_patches_at_once():
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (100, 1, 8, 8), np.uint8))
     labels = torch.arange(100) % 10
     one.take(Batch(images, labels, torch.arange(100)))
-    seen: list[Trained] = []
-
-    def listening():
-        work = one.work()
-        jobs: list[Job] = next(work)
-        assert [job.phase for job in jobs] == ["expert"]
-        seen.extend((yield jobs))
-        try:
-            work.send(seen)
-        except StopIteration:
-            return
-
-    drive(listening(), engine)
-    projected = embed(one.network, seen[0].state, images)
+    work = one.work()
+    [trained] = engine.train(next(work))
+    with pytest.raises(StopIteration):  # the expert is all that is asked for
+        work.send([trained])
+    projected = embed(one.network, trained.state, images)
     features = both(main_directions(projected), patch_features(images, one._seed("patches", 0)))
     expected = judge(features, labels, 5, one._seed("graphs", 0))
     assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)

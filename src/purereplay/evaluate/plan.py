@@ -68,9 +68,8 @@ def plan_spr(options: SprSettings, task_ends: tuple[int, ...]) -> Plan:
     if options.replay == "purified" or options.self_replay == "task-end":
         base_steps = max(1, p // options.base_batch)
     n_bases = {"every-buffer": n_buffers, "task-end": len(task_ends), "never": 0}[options.self_replay]
-    expert = options.filter == "self-centered" and options.features in ("projection", "penultimate", "combined")
-    n_experts = n_buffers if expert else 0
     filtering = make_filtering(options)
+    n_experts = n_buffers if filtering.has_experts else 0
     rivals = {"aum": filtering.aum.n_steps(d), "incv": filtering.incv.n_steps(d)}
     steps = {
         "expert": n_experts * options.expert_epochs * max(1, d // options.expert_batch),

@@ -45,7 +45,7 @@ def build_spr(
         raise UserError("Features of the user's own need a file (--features), and the setting features=file.")
     if s.delayed_size is None or s.purified_size is None or s.expert_batch is None or s.base_batch is None:
         raise UserError("The settings delayed_size, purified_size, expert_batch and base_batch must be given.")
-    if vectors and s.features in ("patches", "combined"):
+    if vectors and make_filtering(s).has_patches:
         raise UserError("Feature vectors have no patches: choose features=projection or features=penultimate.")
     if vectors and s.network != "mlp":
         raise UserError(f"Feature vectors need the network mlp, not {s.network}.")

@@ -43,6 +43,15 @@ class Filtering:
     aum: AreaUnderMargin = field(default_factory=AreaUnderMargin)
     incv: NoisyCrossValidation = field(default_factory=NoisyCrossValidation)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether a network is trained on every buffer for its features."""
+        return self.kind == "self-centered" and self.features not in ("patches", "file")
+
+    @property
+    def has_patches(self) -> bool:
+        return self.kind == "self-centered" and self.features in ("patches", "combined")
+
 
 @dataclass
 class Judging:
@@ -74,15 +83,13 @@ class Judging:
         """What the Self-Centered filter compares, (n, d) for each buffer."""
         if self.brought is not None:
             return [self.brought[w.batch.index].to(w.batch.images.device) for w in new]
-        kind = self.filtering.features
-        patches = kind in ("patches", "combined")
-        untrained = [patch_features(w.batch.images, seed("patches", w.number)) for w in new] if patches else []
-        if kind == "patches":
-            return untrained
+        if not self.filtering.has_patches:
+            return (yield from self._train_experts(new, seed))
+        patches = [patch_features(w.batch.images, seed("patches", w.number)) for w in new]
+        if not self.filtering.has_experts:
+            return patches
         trained = yield from self._train_experts(new, seed)
-        if kind == "combined":
-            return [both(main_directions(own), beside) for own, beside in zip(trained, untrained, strict=True)]
-        return trained
+        return [both(main_directions(own), beside) for own, beside in zip(trained, patches, strict=True)]
 
     def _train_experts(self, new: list[Waiting], seed: Seeds) -> Asks[list[Tensor]]:
         """A fresh network on each of these buffers, without labels, and what it makes of the images."""
