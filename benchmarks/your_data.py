@@ -29,9 +29,9 @@ from sklearn.metrics import roc_auc_score
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
+from purereplay.learners.baselines.build import build_rival
+from purereplay.learners.baselines.settings import rival_settings
 from purereplay.learners.build import make_backbone
-from purereplay.learners.rivals.build import build_rival
-from purereplay.learners.rivals.settings import rival_settings
 from purereplay.learners.settings import PRESETS
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Head, Network

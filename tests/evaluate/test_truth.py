@@ -20,7 +20,7 @@ from purereplay.errors import UserError
 from purereplay.evaluate.experiment import Experiment, prepare
 from purereplay.evaluate.judge import Judge
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.rivals.settings import RIVALS, WITH_ROBUST
+from purereplay.learners.baselines.settings import RIVALS, WITH_ROBUST
 from purereplay.learners.settings import LEARNERS
 from purereplay.nets.engine import drive
 

@@ -9,10 +9,10 @@ from purereplay.data.batch import Batch
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
 from purereplay.learners.base import Learner
+from purereplay.learners.baselines.build import build_rival
+from purereplay.learners.baselines.planning import ReplayDraws
+from purereplay.learners.baselines.settings import RIVALS, WITH_ROBUST, RivalSettings
 from purereplay.learners.build import build_spr, make_backbone
-from purereplay.learners.rivals.build import build_rival
-from purereplay.learners.rivals.planning import ReplayDraws
-from purereplay.learners.rivals.settings import RIVALS, WITH_ROBUST, RivalSettings
 from purereplay.learners.settings import LEARNERS
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Head, Network

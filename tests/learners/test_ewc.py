@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from purereplay.data.seeds import derive_seed
-from purereplay.learners.rivals.consolidation import Consolidation, fisher
-from purereplay.learners.rivals.ewc import Elastic
+from purereplay.learners.baselines.consolidation import Consolidation, fisher
+from purereplay.learners.baselines.ewc import Elastic
 from purereplay.nets import draws
 from purereplay.nets.networks import MLP, Head, Network, State, is_trained, stack
 from purereplay.nets.resnet import ResNet18

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from purereplay.learners.rivals.gdumb import WarmRestarts
+from purereplay.learners.baselines.gdumb import WarmRestarts
 
 
 @pytest.mark.parametrize("steps_per_epoch", [1, 7])

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.rivals.ewc import Elastic
-from purereplay.learners.rivals.mir import Interference
+from purereplay.learners.baselines.ewc import Elastic
+from purereplay.learners.baselines.mir import Interference
 from purereplay.learners.robust.jocor import JoCoR, Twins
 from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.robust.pencil import Pencil

@@ -9,7 +9,7 @@ from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
 from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together, equal_share
 from purereplay.nets.jobs import Contrastive, Job, Supervised, first_of_its_kind
-from purereplay.nets.loops import network_bytes
+from purereplay.nets.loops.plain import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import batch_index, contrastive_loss, draw_numbers, draw_rows, learning_rate, replay_index

@@ -10,9 +10,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from purereplay.nets.fused.loop import FusedLoop, can_train, draw_views
 from purereplay.nets.jobs import Contrastive, Job, Supervised
-from purereplay.nets.loops import PlainLoop
+from purereplay.nets.loops.cuda.loop import FusedLoop, can_train, draw_views
+from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import draw_numbers

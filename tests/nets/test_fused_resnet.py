@@ -11,9 +11,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from purereplay.nets.fused import shapes
-from purereplay.nets.fused.parameters import Parameters
-from purereplay.nets.fused.resnet import FusedResNet
+from purereplay.nets.loops.cuda import shapes
+from purereplay.nets.loops.cuda.parameters import Parameters
+from purereplay.nets.loops.cuda.resnet import FusedResNet
 from purereplay.nets.networks import State, is_trained, stack
 from purereplay.nets.resnet import ResNet18
 

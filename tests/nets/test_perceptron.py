@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from purereplay.nets import perceptron, perceptron_step
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, Job
-from purereplay.nets.loops import PlainLoop
+from purereplay.nets.loops import cpu_mlp as perceptron
+from purereplay.nets.loops import cpu_mlp_step as perceptron_step
+from purereplay.nets.loops.cpu_mlp import PerceptronLoop, can_train
+from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network
-from purereplay.nets.perceptron import PerceptronLoop, can_train
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import FeatureViews, Views
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from purereplay.learners.rivals.mir import Interference
+from purereplay.learners.baselines.mir import Interference
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.engine import Engine

@@ -21,9 +21,9 @@ from purereplay.data.streams import Stream
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.base import Learner
+from purereplay.learners.baselines.build import build_rival
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.build import build_spr, make_backbone
-from purereplay.learners.rivals.build import build_rival
-from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Head, Network
 

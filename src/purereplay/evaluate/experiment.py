@@ -28,7 +28,7 @@ from purereplay.evaluate.plan import Plan, plan
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.base import Learner
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.spr import SPR
 from purereplay.nets.engine import Account, Engine, drive
 from purereplay.nets.jobs import Asks

@@ -13,8 +13,8 @@ from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.base import PIECE, Learner
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.build import make_filtering
-from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine, equal_share
 from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained

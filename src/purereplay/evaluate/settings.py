@@ -9,8 +9,8 @@ import torch
 
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
+from purereplay.learners.baselines.settings import RIVAL_RANGES, RIVALS, WITH_ROBUST, RivalSettings, rival_settings
 from purereplay.learners.options import from_json
-from purereplay.learners.rivals.settings import RIVAL_RANGES, RIVALS, WITH_ROBUST, RivalSettings, rival_settings
 from purereplay.learners.settings import (
     LEARNERS,
     RANGES,
@@ -20,7 +20,7 @@ from purereplay.learners.settings import (
     preset_settings,
     with_budget,
 )
-from purereplay.nets.loops import Precision
+from purereplay.nets.loops.plain import Precision
 
 FORMAT = 4  # of the run directory
 _OWN_NOISE = 0.2  # share of wrong labels that a method which must be told one assumes of data that come noisy

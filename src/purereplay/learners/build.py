@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from purereplay.errors import UserError
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.judging import Filtering, Judging
-from purereplay.learners.rivals.settings import RivalSettings
 from purereplay.learners.settings import SprSettings, own_settings
 from purereplay.learners.spr import SPR, SelfReplay
 from purereplay.memory.delayed import DelayedBuffer

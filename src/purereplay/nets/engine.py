@@ -23,10 +23,10 @@ import torch
 
 from purereplay.errors import Interrupted, UserError
 from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained, first_of_its_kind
-from purereplay.nets.loops import Loop, PlainLoop, Precision, network_bytes
+from purereplay.nets.loops.cpu_mlp import PerceptronLoop, can_train
+from purereplay.nets.loops.listed import RehearsalLoop
+from purereplay.nets.loops.plain import Loop, PlainLoop, Precision, network_bytes
 from purereplay.nets.networks import MLP
-from purereplay.nets.perceptron import PerceptronLoop, can_train
-from purereplay.nets.rehearsal import RehearsalLoop
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ def equal_share(n: int, at_most: int) -> int:
 def _fused() -> ModuleType | None:
     """The fast loop's module, where Triton is there to compile it."""
     try:
-        return import_module("purereplay.nets.fused.loop")
+        return import_module("purereplay.nets.loops.cuda.loop")
     except ImportError as error:
         log.warning("Triton is not there, the plain loop runs: %s", error)
         return None

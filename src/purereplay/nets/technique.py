@@ -1,8 +1,8 @@
 """What a supervised step looks like from inside, how a technique may change its loss and a choice its samples.
 
-A technique against wrong labels (`learners/robust/`) or against forgetting (`learners/rivals/ewc.py`) is part of a
+A technique against wrong labels (`learners/robust/`) or against forgetting (`learners/baselines/ewc.py`) is part of a
 job's recipe. It sees a `Step` of K networks side by side and answers with their losses, by tensor operations alone. So
-does a choice (`learners/rivals/mir.py`), which answers with samples.
+does a choice (`learners/baselines/mir.py`), which answers with samples.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rich.table import Table
 from purereplay.errors import UserError
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, changed_options
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.report.pictures import draw_bars
 from purereplay.report.progress import out
 

@@ -22,7 +22,7 @@ from purereplay.evaluate.judge import Line
 from purereplay.evaluate.plan import estimate as estimate_run
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
-from purereplay.learners.rivals.settings import RIVALS, RivalSettings
+from purereplay.learners.baselines.settings import RIVALS, RivalSettings
 from purereplay.learners.settings import BY_DATASET, LEARNERS, PRESETS, SprSettings, preset_settings
 from purereplay.nets.engine import Engine, drive_together, own_the_process
 from purereplay.report.pictures import draw_run

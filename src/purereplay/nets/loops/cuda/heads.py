@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from purereplay.nets.fused.kernels import cross_entropy_kernel, similarity_gradient_kernel, similarity_kernel
-from purereplay.nets.fused.linear import Beside, Linear, linear_shapes, matmul, power_of_two
-from purereplay.nets.fused.parameters import Parameters
+from purereplay.nets.loops.cuda.kernels import cross_entropy_kernel, similarity_gradient_kernel, similarity_kernel
+from purereplay.nets.loops.cuda.linear import Beside, Linear, linear_shapes, matmul, power_of_two
+from purereplay.nets.loops.cuda.parameters import Parameters
 from purereplay.nets.networks import HEAD
 from purereplay.nets.networks import Head as HeadShape
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from purereplay.learners.rivals.ground import Ground
-from purereplay.learners.rivals.scratch import FromScratch, Training
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.ground import Ground
+from purereplay.learners.baselines.scratch import FromScratch, Training
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.greedy import GreedyBalanced
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from purereplay.learners.rivals.ground import Ground
-from purereplay.learners.rivals.online import Online, training
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.ground import Ground
+from purereplay.learners.baselines.online import Online, training
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.partitioned import PartitionedReservoir
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.draws import own_uniforms
 from purereplay.nets.jobs import Job, Rehearsal, Trained
-from purereplay.nets.loops import Precision, capture, joined_pool, network_bytes, tf32
+from purereplay.nets.loops.plain import Precision, capture, joined_pool, network_bytes, tf32
 from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.fused.conv import locate, multiply, multiply_over_rows, no_total, store_counted, unswap
-from purereplay.nets.fused.shapes import Geometry, Packing, Tiles, n_row_tiles, precision_of
+from purereplay.nets.loops.cuda.conv import locate, multiply, multiply_over_rows, no_total, store_counted, unswap
+from purereplay.nets.loops.cuda.shapes import Geometry, Packing, Tiles, n_row_tiles, precision_of
 
 
 @triton.jit

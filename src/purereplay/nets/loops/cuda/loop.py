@@ -15,19 +15,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from purereplay.nets.fused.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
-from purereplay.nets.fused.linear import (
+from purereplay.nets.jobs import Contrastive, Job, Rehearsal, Trained
+from purereplay.nets.loops.cuda.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
+from purereplay.nets.loops.cuda.linear import (
     Beside,
     FusedMLP,
     load_as_they_are,
     power_of_two,
     read_as_they_are,
 )
-from purereplay.nets.fused.parameters import BETA1, BETA2, Parameters
-from purereplay.nets.fused.resnet import FusedResNet
-from purereplay.nets.fused.view_kernels import draws_kernel, views_kernel
-from purereplay.nets.jobs import Contrastive, Job, Rehearsal, Trained
-from purereplay.nets.loops import joined_pool
+from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, Parameters
+from purereplay.nets.loops.cuda.resnet import FusedResNet
+from purereplay.nets.loops.cuda.view_kernels import draws_kernel, views_kernel
+from purereplay.nets.loops.plain import joined_pool
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import VIEWS, draw_rows, learning_rate

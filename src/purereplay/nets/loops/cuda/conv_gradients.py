@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.fused.conv import add_taps, locate, multiply_over_rows, no_total, unswap
-from purereplay.nets.fused.shapes import Geometry, Tiles, n_row_tiles, or_else, precision_of
+from purereplay.nets.loops.cuda.conv import add_taps, locate, multiply_over_rows, no_total, unswap
+from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, n_row_tiles, or_else, precision_of
 
 N_SUMS = 3  # rows of partial sums
 

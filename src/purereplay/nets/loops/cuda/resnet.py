@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from purereplay.nets.fused import conv, conv_gradients, norms, pools, stem
-from purereplay.nets.fused.conv_gradients import Below, Projection
-from purereplay.nets.fused.layers import Block, Layer, aligned, plan_blocks, plan_stem
-from purereplay.nets.fused.parameters import Parameters
-from purereplay.nets.fused.shapes import Packing
-from purereplay.nets.fused.update import UPDATE_BLOCK, update
+from purereplay.nets.loops.cuda import conv, conv_gradients, norms, pools, stem
+from purereplay.nets.loops.cuda.conv_gradients import Below, Projection
+from purereplay.nets.loops.cuda.layers import Block, Layer, aligned, plan_blocks, plan_stem
+from purereplay.nets.loops.cuda.parameters import Parameters
+from purereplay.nets.loops.cuda.shapes import Packing
+from purereplay.nets.loops.cuda.update import UPDATE_BLOCK, update
 from purereplay.nets.resnet import ResNet18
 
 State = dict[str, Tensor]

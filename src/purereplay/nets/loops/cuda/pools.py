@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.fused.conv_gradients import N_SUMS, Below, pass_gradient
-from purereplay.nets.fused.norms import count_rows, cut_map, load_norm, load_slopes, map_grid, map_tile
-from purereplay.nets.fused.shapes import or_else
+from purereplay.nets.loops.cuda.conv_gradients import N_SUMS, Below, pass_gradient
+from purereplay.nets.loops.cuda.norms import count_rows, cut_map, load_norm, load_slopes, map_grid, map_tile
+from purereplay.nets.loops.cuda.shapes import or_else
 
 
 @triton.jit

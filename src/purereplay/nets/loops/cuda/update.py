@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.fused.kernels import adam, cut
-from purereplay.nets.fused.parameters import BETA1, BETA2, EPSILON, Parameters
+from purereplay.nets.loops.cuda.kernels import adam, cut
+from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, EPSILON, Parameters
 
 UPDATE_BLOCK = 1024
 

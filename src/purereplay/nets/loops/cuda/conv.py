@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.fused.shapes import Geometry, Tiles, n_row_tiles, precision_of
+from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, n_row_tiles, precision_of
 
 
 @triton.jit

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.jobs import Contrastive, Job
-from purereplay.nets.loops import PlainLoop
-from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network
-from purereplay.nets.perceptron_step import (
+from purereplay.nets.loops.cpu_mlp_step import (
     Crops,
     Places,
     Weights,
@@ -28,6 +26,8 @@ from purereplay.nets.perceptron_step import (
     make_places,
     step,
 )
+from purereplay.nets.loops.plain import PlainLoop
+from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network
 from purereplay.nets.views import Views, boxes, make_views
 
 _SECONDS_AT_ONCE = 0.5  # of steps between two looks at the clock, where threads wait for each other

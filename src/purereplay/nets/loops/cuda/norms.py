@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.fused.shapes import Geometry, Tiles, fitting, or_else
+from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, fitting, or_else
 
 MAP_TILE = 4096  # elements of one program of the kernels that go over maps
 N_TABLE = 6  # rows of a norm's table: scale, shift, mean, 1 / deviation; of its gradient: slope, constant

@@ -6,9 +6,9 @@ given labels or, with `--noise none`, on the true ones. Being no continual learn
 
 from __future__ import annotations
 
-from purereplay.learners.rivals.ground import Ground
-from purereplay.learners.rivals.scratch import FromScratch, Training
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.ground import Ground
+from purereplay.learners.baselines.scratch import FromScratch, Training
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.reservoir import Reservoir
 
 

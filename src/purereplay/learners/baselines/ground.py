@@ -10,7 +10,7 @@ import torch
 
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Learner
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Network, State

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from purereplay.nets.fused.kernels import matmul_kernel, update_linear_kernel
-from purereplay.nets.fused.parameters import BETA1, BETA2, EPSILON, Parameters
+from purereplay.nets.loops.cuda.kernels import matmul_kernel, update_linear_kernel
+from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, EPSILON, Parameters
 from purereplay.nets.networks import MLP, State
 
 

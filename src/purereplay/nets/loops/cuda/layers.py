@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from purereplay.nets.fused import conv_gradients, norms, shapes
-from purereplay.nets.fused.conv_gradients import Below
-from purereplay.nets.fused.parameters import Parameters
-from purereplay.nets.fused.shapes import Geometry, Packing
+from purereplay.nets.loops.cuda import conv_gradients, norms, shapes
+from purereplay.nets.loops.cuda.conv_gradients import Below
+from purereplay.nets.loops.cuda.parameters import Parameters
+from purereplay.nets.loops.cuda.shapes import Geometry, Packing
 from purereplay.nets.resnet import ResNet18
 
 

@@ -19,9 +19,9 @@ import torch
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Report
-from purereplay.learners.rivals.ground import Rival
-from purereplay.learners.rivals.planning import Planned, ReplayDraws, plan
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.ground import Rival
+from purereplay.learners.baselines.planning import Planned, ReplayDraws, plan
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal

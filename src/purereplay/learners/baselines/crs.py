@@ -6,9 +6,9 @@ labels in the proportion in which they come.
 
 from __future__ import annotations
 
-from purereplay.learners.rivals.ground import Ground
-from purereplay.learners.rivals.online import Online, training
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.ground import Ground
+from purereplay.learners.baselines.online import Online, training
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.reservoir import Reservoir
 
 

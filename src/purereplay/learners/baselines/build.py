@@ -8,15 +8,15 @@ from dataclasses import replace
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
 from purereplay.learners.base import Learner
-from purereplay.learners.rivals.crs import crs
-from purereplay.learners.rivals.ewc import ewc
-from purereplay.learners.rivals.finetune import finetune
-from purereplay.learners.rivals.gdumb import gdumb
-from purereplay.learners.rivals.ground import Ground
-from purereplay.learners.rivals.mir import mir
-from purereplay.learners.rivals.multitask import multitask
-from purereplay.learners.rivals.prs import prs
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.crs import crs
+from purereplay.learners.baselines.ewc import ewc
+from purereplay.learners.baselines.finetune import finetune
+from purereplay.learners.baselines.gdumb import gdumb
+from purereplay.learners.baselines.ground import Ground
+from purereplay.learners.baselines.mir import mir
+from purereplay.learners.baselines.multitask import multitask
+from purereplay.learners.baselines.prs import prs
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.robust.jocor import JoCoR
 from purereplay.learners.robust.l2r import LearningToReweight, clean_extra
 from purereplay.learners.robust.pencil import Pencil

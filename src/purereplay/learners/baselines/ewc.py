@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from purereplay.learners.base import Report
-from purereplay.learners.rivals.consolidation import Consolidation
-from purereplay.learners.rivals.ground import Ground
-from purereplay.learners.rivals.online import Online, training
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.consolidation import Consolidation
+from purereplay.learners.baselines.ground import Ground
+from purereplay.learners.baselines.online import Online, training
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.nets.jobs import Asks
 from purereplay.nets.networks import State, part, prefixed
 from purereplay.nets.technique import Step, Technique, plain_loss

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from purereplay.learners.rivals.ground import Ground
-from purereplay.learners.rivals.online import Online, training
-from purereplay.learners.rivals.settings import RivalSettings
+from purereplay.learners.baselines.ground import Ground
+from purereplay.learners.baselines.online import Online, training
+from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.jobs import Rehearsal
 from purereplay.nets.networks import is_trained
