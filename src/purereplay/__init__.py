@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from purereplay.data.batch import Batch
     from purereplay.estimator import SelfPurifiedClassifier
-    from purereplay.learners.build import make_spr
+    from purereplay.learners.spr.build import make_spr
     from purereplay.purify.beta_mixture import BetaMixture
     from purereplay.purify.filter import SelfCenteredFilter
     from purereplay.purify.patches import patch_features
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Batch": "purereplay.data.batch",
     "SelfPurifiedClassifier": "purereplay.estimator",
-    "make_spr": "purereplay.learners.build",
+    "make_spr": "purereplay.learners.spr.build",
     "BetaMixture": "purereplay.purify.beta_mixture",
     "SelfCenteredFilter": "purereplay.purify.filter",
     "patch_features": "purereplay.purify.patches",

@@ -27,6 +27,7 @@ class DatasetInfo:
     noisy: bool = False  # the labels come noisy: no noise is added
     mean: tuple[float, ...] | None = None  # per channel, of inputs in [0, 1]; None: inputs stay in [0, 1]
     std: tuple[float, ...] | None = None
+    buffer_size: int = 500  # samples in the delayed buffer, the purified buffer and the baselines' memories (paper)
 
     @property
     def n_classes(self) -> int:
@@ -93,6 +94,7 @@ _CIFAR100_INFO = replace(
     how="downloaded when first used (161 MiB)",
     asymmetric=None,
     superclass=CIFAR100_SUPERCLASS,
+    buffer_size=5000,
 )
 
 
@@ -123,6 +125,7 @@ INFOS: dict[str, DatasetInfo] = {
             home="https://archive.ics.uci.edu/dataset/80",
             how="comes with scikit-learn, nothing to download",
             asymmetric=DIGIT_MISTAKES,
+            buffer_size=100,
         ),
         DatasetInfo(
             name="mnist",
@@ -134,6 +137,7 @@ INFOS: dict[str, DatasetInfo] = {
             home="http://yann.lecun.com/exdb/mnist/",
             how="downloaded when first used (11 MiB)",
             asymmetric=DIGIT_MISTAKES,
+            buffer_size=300,
         ),
         _CIFAR10_INFO,
         _CIFAR100_INFO,
@@ -150,6 +154,7 @@ INFOS: dict[str, DatasetInfo] = {
             noisy=True,
             mean=(0.485, 0.456, 0.406),  # ImageNet's
             std=(0.229, 0.224, 0.225),
+            buffer_size=1000,
         ),
         _human(_CIFAR10_INFO, "cifar10n", 'the worst of three ("worst", 40 % wrong)'),
         _human(_CIFAR10_INFO, "cifar10n-aggregate", "the majority of three (9 % wrong)"),

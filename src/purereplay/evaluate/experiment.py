@@ -1,7 +1,7 @@
 """One run from its settings to its result: the stream, the learner, the judge and the run directory in one loop.
 
-The loop is a series of small moves, each decided by the state alone, so a run that was killed and one that was not
-make the same moves. A checkpoint may be written after any of them.
+The loop is a series of small moves. Each is determined by the state alone, so a run that was killed and resumed makes
+the same moves as one that was not. A checkpoint may be written after any move.
 """
 
 from __future__ import annotations
@@ -22,47 +22,46 @@ import purereplay
 from purereplay.data.datasets import Dataset
 from purereplay.data.streams import Stream
 from purereplay.errors import Interrupted, UserError
-from purereplay.evaluate.beginnings import bring_features, load, make_learner, make_stream
+from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.judge import Judge, Line, summary
-from purereplay.evaluate.plan import Plan, plan
+from purereplay.evaluate.preparation import load, make_data_spec, make_learner, make_stream
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, changed_options
-from purereplay.learners.base import Learner
-from purereplay.learners.baselines.settings import RivalSettings
-from purereplay.learners.spr import SPR
-from purereplay.nets.engine import Account, Engine, drive
+from purereplay.learners import registry
+from purereplay.learners.base import DataSpec, Learner, Report, Workload
+from purereplay.nets.engine import Account, Engine
 from purereplay.nets.jobs import Asks
 
-_FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: killed again and again, a run still gets on
+_FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: a run that is often killed still advances
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them
-_CHECKPOINT_SHARE = 50  # and they may cost one part in so many of the run's own time, which side by side is a share
+_CHECKPOINT_SHARE = 50  # checkpoints may take 1 / 50 of the run's own time
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experiment:
-    """A run under way."""
+    """A run in progress."""
 
     settings: RunSettings
     run: RunDirectory
     stream: Stream
     judge: Judge
-    learner: Learner
+    learner: Learner[Report]
     engine: Engine
-    plan: Plan
+    workload: Workload
+    features_digest: str | None  # of the user's own features, if there are any
     position: int = 0  # samples of the stream taken so far
-    finished: bool = False  # whether the learner was told that the stream is over
-    n_ended: int = 0  # tasks whose end the learner was told, if it wants to know
+    finished: bool = False  # whether the end of the stream was passed to the learner
+    n_ended: int = 0  # task ends passed to the learner, if it wants them
     account: Account = field(default_factory=Account)
     _saved_at: float = field(default_factory=time.perf_counter)
-    _booked_at_save: float = 0.0  # seconds of the run's own time by then
-    _save_cost: float | None = None  # seconds; None: this process wrote no checkpoint yet
-
-    def go(self, on_line: Callable[[Line], None] | None = None) -> Line:
-        """Run to the end and return the result; `on_line` hears every line of metrics.jsonl."""
-        return drive(self.running(on_line), self.engine, self.account)
+    _booked_at_save: float = 0.0  # seconds of the run's own time at the last checkpoint
+    _save_cost: float | None = None  # seconds; None: this process has written no checkpoint
 
     def running(self, on_line: Callable[[Line], None] | None = None) -> Asks[Line]:
-        """`go` as work that asks for its training, so that many runs can be driven together."""
+        """Run to the end and return the result; `on_line` is called with every line of metrics.jsonl.
+
+        The work requests its training, so that many runs can be driven together.
+        """
         try:
             while (line := (yield from self._move())) is not None:
                 if line:
@@ -79,14 +78,14 @@ class Experiment:
         return result
 
     def _move(self) -> Asks[Line | None]:
-        """The next move, and the line it gives ({}: none); None at the end."""
+        """Make the next move; returns a line for metrics.jsonl, {} if there is none, or None at the end."""
         learner, ends = self.learner, self.stream.task_ends
-        n_judged = sum(line["event"] == "task" for line in self.run.lines)
+        n_evaluated = sum(line["event"] == "task" for line in self.run.lines)
         if learner.pending:
             report = yield from learner.work()
             return {} if report is None else self.judge.buffer_line(report)
-        to_judge = range(len(ends))[-1:] if learner.is_offline else range(len(ends))
-        task = to_judge[n_judged] if n_judged < len(to_judge) else None
+        to_evaluate = range(len(ends))[-1:] if learner.is_offline else range(len(ends))
+        task = to_evaluate[n_evaluated] if n_evaluated < len(to_evaluate) else None
         if task is not None and self.position >= ends[task] and (self.finished or task < len(ends) - 1):
             if learner.wants_task_ends and self.n_ended == task:
                 learner.end_task()
@@ -122,7 +121,7 @@ class Experiment:
             "seconds": self.account.seconds,
             "steps": self.account.steps,
             "stream": self.stream.fingerprint(),
-            "features": self._features(),
+            "features": self.features_digest,
         }
         self.run.save(self.learner.state(), facts)
         self._saved_at = time.perf_counter()
@@ -135,17 +134,12 @@ class Experiment:
             return
         tensors, facts = found
         if facts["stream"] != self.stream.fingerprint():
-            raise UserError(f"The stream is not the one that {self.run.path} began with: are the data files the same?")
-        if facts["features"] != self._features():
-            raise UserError(f"The features in {self.settings.features} are not those that {self.run.path} began with.")
+            raise UserError(f"The stream differs from the one that {self.run.path} began with: check the data files.")
+        if facts["features"] != self.features_digest:
+            raise UserError(f"{self.settings.features_file} changed since {self.run.path} began.")
         self.learner.load(tensors)
         self.position, self.finished, self.n_ended = facts["position"], facts["finished"], facts["n_ended"]
         self.account.seconds, self.account.steps = facts["seconds"], facts["steps"]
-
-    def _features(self) -> str | None:
-        """A short digest of the user's own features, if there are any."""
-        brought = self.learner.judging.brought if isinstance(self.learner, SPR) else None
-        return None if brought is None else hashlib.blake2b(brought.numpy().tobytes(), digest_size=8).hexdigest()
 
     def _result(self) -> Line:
         s, seconds = self.settings, self.account.seconds
@@ -155,7 +149,7 @@ class Experiment:
             "noise_rate": s.noise_rate,
             "episode": s.episode,
             "learner": s.learner,
-            **_what_it_was(s),
+            **_named_options(s),
             "preset": s.preset,
             "budget": s.budget,
             "seed": s.seed,
@@ -179,7 +173,7 @@ def prepare(
 ) -> Experiment:
     """Load the data, build the learner and open the run directory; nothing is trained yet.
 
-    Runs that are to be driven together share an engine, and may share a dataset that is loaded already.
+    Runs that are driven together share an engine, and may share a dataset that is already loaded.
     """
     dataset = dataset or load(settings)
     given, stream = make_stream(settings, dataset)
@@ -192,32 +186,45 @@ def prepare(
         test_labels=torch.from_numpy(dataset.test_labels),
         tasks=stream.tasks,
     )
-    brought = bring_features(settings, dataset)
-    learner = make_learner(settings, dataset, engine, brought)
-    run = RunDirectory(path) if resume else RunDirectory.create(path, settings)
-    experiment = Experiment(settings, run, stream, judge, learner, engine, plan(settings, stream.task_ends))
+    data = make_data_spec(settings, dataset)
+    experiment = Experiment(
+        settings=settings,
+        run=RunDirectory(path),
+        stream=stream,
+        judge=judge,
+        learner=make_learner(settings, data, engine),
+        engine=engine,
+        workload=count_steps(settings, stream.task_ends),
+        features_digest=_features_digest(data),
+    )
     if resume:
         experiment._restore()
+    else:
+        experiment.run.create(settings)
     return experiment
 
 
-def _what_it_was(settings: RunSettings) -> Line:
-    """Which technique or filter took part, and the other options that are not the usual ones."""
-    options = settings.options
-    if isinstance(options, RivalSettings):
-        told: Line = {"robust": options.robust}
-    else:
-        told = {"filter": options.filter, "graphs": options.graphs}
-    return told | {"changed": {name: v for name, v in changed_options(settings).items() if name not in told}}
+def _features_digest(data: DataSpec) -> str | None:
+    if data.features is None:
+        return None
+    return hashlib.blake2b(data.features.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _named_options(settings: RunSettings) -> Line:
+    """Return the options that result.json always states, and those that are not the usual ones."""
+    named = {name: getattr(settings.options, name, "none") for name in registry.entry(settings.learner).named}
+    changed = {name: value for name, value in changed_options(settings).items() if name not in named}
+    return named | {"changed": changed}
 
 
 def device_name(device: torch.device) -> str:
+    """Return a description of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} threads, {platform.machine()}"
 
 
 def versions() -> dict[str, Any]:
-    """Of what took part in the numbers."""
+    """Return the versions of the software that computed the numbers."""
     own = {"purereplay": purereplay.__version__, "python": platform.python_version(), "torch": torch.__version__}
     return own | {name: version(name) for name in ("numpy", "scikit-learn", "safetensors")}

@@ -1,6 +1,6 @@
-"""The judge: the only place where truth meets index. Accuracy, purity, filtered noise, forgetting (protocol: measures).
+"""The judge: the only place that knows true labels. Accuracy, purity, filtered noise and forgetting.
 
-All shares are in [0, 1]; what depends on an unknown truth is None, never a number.
+All shares are in [0, 1]. A measure that depends on unknown true labels is None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from purereplay.learners.base import Report
+from purereplay.learners.base import FilterReport, Report
 from purereplay.nets.inference import Classifier
 
 Line = dict[str, Any]
@@ -37,23 +37,24 @@ class Judge:
         self.stream_noise = self.noise_share(torch.from_numpy(stream_order.copy()))
 
     def noise_share(self, index: Tensor) -> float | None:
-        """Share of these samples whose given label is wrong; None where unknown or where there are none."""
+        """Return the share of these samples whose given label is wrong; None if unknown or if there are no samples."""
         if self._noisy_mask is None or index.numel() == 0:
             return None
         return int(np.count_nonzero(self._noisy_mask[index.numpy()])) / index.numel()
 
     def purity(self, index: Tensor) -> float | None:
+        """Return the share of these samples whose given label is right."""
         share = self.noise_share(index)
         return None if share is None else 1 - share
 
     def filtered_noise(self, index: Tensor) -> float | None:
-        """1 − noisy share of P / noisy share of the stream; negative: worse than random."""
+        """Return 1 − noise of P / noise of the stream; a negative value is worse than random."""
         share = self.noise_share(index)
         return None if share is None or not self.stream_noise else 1 - share / self.stream_noise
 
     def buffer_line(self, report: Report) -> Line:
-        """What metrics.jsonl says about one delayed buffer."""
-        passed = None if report.selected_mask is None else report.index[report.selected_mask]
+        """Return the line of metrics.jsonl on one delayed buffer."""
+        passed = report.index[report.selected_mask] if isinstance(report, FilterReport) else None
         return {
             "event": "buffer",
             "buffer": report.buffer,
@@ -61,15 +62,15 @@ class Judge:
             "noise": self.noise_share(report.index),
             "n_passed": None if passed is None else passed.shape[0],
             "passed_noise": None if passed is None else self.noise_share(passed),
-            "n_purified": report.purified_index.shape[0],
-            "purity": self.purity(report.purified_index),
-            "filtered_noise": self.filtered_noise(report.purified_index),
-            "expert_loss": report.expert_loss,
+            "n_purified": report.held_index.shape[0],
+            "purity": self.purity(report.held_index),
+            "filtered_noise": self.filtered_noise(report.held_index),
+            "expert_loss": report.expert_loss if isinstance(report, FilterReport) else None,
             "base_loss": report.base_loss,
         }
 
     def task_line(self, task: int, classifier: Classifier) -> Line:
-        """What metrics.jsonl says at the end of a task: the classifier over the whole test set, unseen classes too."""
+        """Return the line of metrics.jsonl at the end of a task: accuracy on the whole test set, unseen classes included."""
         right = classifier.predict(self.test_images).cpu() == self.test_labels
         return {
             "event": "task",
@@ -86,7 +87,7 @@ class Judge:
 
 
 def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) -> Line:
-    """The measured part of result.json, from the lines of metrics.jsonl: always the last state, never a best one."""
+    """Return the measured part of result.json, from the lines of metrics.jsonl: always of the last state."""
     buffers = [line for line in lines if line["event"] == "buffer"]
     tasks = [line for line in lines if line["event"] == "task"]
     last, final = (buffers[-1] if buffers else {}), tasks[-1]
@@ -100,7 +101,7 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
         "forgetting": forgetting([line["task_accuracies"] for line in tasks]),
         "purity": purity,
         "filtered_noise": last.get("filtered_noise"),
-        "filtered_noise_of_nominal": nominal,  # differs where only some classes get noise
+        "filtered_noise_of_nominal": nominal,  # differs if only some classes have noise
         "stream_noise": stream_noise,
         "passed_noise": _mean_passed_noise(buffers),
         "n_passed": None if last.get("n_passed") is None else sum(line["n_passed"] for line in buffers),
@@ -110,7 +111,7 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
 
 
 def forgetting(accuracies: list[list[float | None]]) -> float | None:
-    """Mean over all tasks but the last of (accuracy on it just after it was learned − accuracy on it at the end).
+    """Return the mean over all tasks but the last of (accuracy just after the task − accuracy at the end).
 
     `accuracies[i][j]` is the accuracy on task j after task i.
     """
@@ -123,7 +124,7 @@ def forgetting(accuracies: list[list[float | None]]) -> float | None:
 
 
 def _mean_passed_noise(buffers: list[Line]) -> float | None:
-    """Noisy share of everything that passed the filter."""
+    """Return the share of wrong labels among all samples that passed the filter."""
     known = [(line["n_passed"], line["passed_noise"]) for line in buffers if line["passed_noise"] is not None]
     total = sum(n for n, _ in known)
     return sum(n * share for n, share in known) / total if total else None

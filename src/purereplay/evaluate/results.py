@@ -1,7 +1,7 @@
 """The run directory: settings.json, metrics.jsonl, result.json and checkpoints, all safe against a kill.
 
-metrics.jsonl is the run's memory of what it measured: a checkpoint says how many of its lines it stands for, and
-a resumed run drops the lines after them before it goes on.
+metrics.jsonl records what the run measured. A checkpoint says how many of its lines it includes; a resumed run drops
+the lines after them and continues.
 """
 
 from __future__ import annotations
@@ -30,31 +30,28 @@ class RunDirectory:
         self.path = path
         self.lines: list[Line] = []  # of metrics.jsonl
 
-    @classmethod
-    def create(cls, path: Path, settings: RunSettings) -> RunDirectory:
-        """Begin a run in a new or empty place."""
-        cls.check_free(path)
-        run = cls(path)
-        with disk_errors(path):
-            run._checkpoints.mkdir(parents=True, exist_ok=True)
-        write_json(path / "settings.json", to_json(settings))
-        return run
+    def create(self, settings: RunSettings) -> None:
+        """Start a run in a new or empty folder."""
+        self.check_free(self.path)
+        with disk_errors(self.path):
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "settings.json", to_json(settings))
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Refuse a place that a new run must not take."""
+        """Raise UserError if the folder already holds a run."""
         with disk_errors(path):
             taken = (path / "settings.json").exists()
         if taken:
             raise UserError(
-                f"{path} already holds a run: go on with `purereplay resume {path}`, or choose another --out."
+                f"{path} already holds a run: continue it with `purereplay resume {path}`, or choose another --out."
             )
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, not a folder.")
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunSettings]:
-        """An existing run."""
+        """Open an existing run."""
         values = read_json(path / "settings.json", f"{path} holds no run: settings.json is missing.")
         return cls(path), read_settings(values)
 
@@ -73,14 +70,14 @@ class RunDirectory:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Write a checkpoint that stands for all lines recorded so far."""
+        """Write a checkpoint that includes all lines recorded so far."""
         if self.lines:
             with disk_errors(self._metrics), self._metrics.open("rb+") as file:
                 os.fsync(file.fileno())
         write_checkpoint(self._checkpoints, tensors, facts | {"n_lines": len(self.lines)})
 
     def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last good checkpoint, with metrics.jsonl cut back to it; None: begin anew."""
+        """Return the last good checkpoint and cut metrics.jsonl back to it; None: start from the beginning."""
         with disk_errors(self._checkpoints):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
         found = read_checkpoint(self._checkpoints)
@@ -90,14 +87,14 @@ class RunDirectory:
         return found
 
     def read_lines(self, n: int | None = None) -> list[Line]:
-        """The first n lines of metrics.jsonl, or all."""
+        """Return the first n lines of metrics.jsonl, or all."""
         try:
             text = self._metrics.read_text(encoding="utf-8").splitlines() if self._metrics.exists() else []
             lines = [json.loads(line) for line in text[:n]]
         except (ValueError, OSError):
             raise UserError(f"{self._metrics} is damaged: a line is not JSON.") from None
         if len(lines) < (n or 0):
-            raise UserError(f"{self._metrics} has {len(lines)} lines, but the checkpoint stands for {n}.")
+            raise UserError(f"{self._metrics} has {len(lines)} lines, but the checkpoint includes {n}.")
         return lines
 
     def finish(self, result: Line) -> None:
@@ -105,25 +102,28 @@ class RunDirectory:
         write_json(self.path / "result.json", result)
 
     def result(self) -> Line | None:
+        """Return result.json, or None if the run is not finished."""
         path = self.path / "result.json"
         return read_json(path, "") if path.exists() else None
 
     def remove(self) -> None:
-        """Delete the run's own files; what else lies in the folder stays."""
+        """Delete the run's own files; other files in the folder stay."""
         with disk_errors(self.path):
             for path in [*self._checkpoints.glob("checkpoint-*"), *(self.path / name for name in OWN_FILES)]:
                 path.unlink(missing_ok=True)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep a second process out while this one runs."""
+        """Lock the folder against other processes."""
         return held(self.path / ".lock", f"Another process is working on {self.path}.")
 
 
 def write_json(path: Path, values: Line) -> None:
+    """Write a JSON file atomically."""
     write_whole(path, (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path, missing: str) -> Line:
+    """Read a JSON object; `missing` is the error message if there is no such file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -9,41 +9,34 @@ import torch
 
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
-from purereplay.learners.baselines.settings import RIVAL_RANGES, RIVALS, WITH_ROBUST, RivalSettings, rival_settings
-from purereplay.learners.options import from_json
-from purereplay.learners.settings import (
-    LEARNERS,
-    RANGES,
-    SprSettings,
-    buffer_size,
-    for_dataset,
-    preset_settings,
-    with_budget,
-)
+from purereplay.learners import registry
+from purereplay.learners.renamed import upgrade, upgrade_preset
+from purereplay.learners.settings import DataFacts, Settings, from_json, parse
+from purereplay.learners.settings import resolve as resolve_options
 from purereplay.nets.loops.plain import Precision
 
-FORMAT = 4  # of the run directory
-_OWN_NOISE = 0.2  # share of wrong labels that a method which must be told one assumes of data that come noisy
+FORMAT = 5  # of the run directory
+_ASSUMED_NOISE = 0.2  # noise rate for methods that need one, on datasets whose labels are noisy by themselves
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What makes a run what it is; together with the code and the device it fixes every number."""
+    """All that determines a run; together with the code and the device it fixes every number."""
 
     dataset: str
     noise: str  # none, symmetric, asymmetric, superclass
     noise_rate: float  # share of a class's labels that are wrong, in [0, 1]
-    episode: str  # A, B or C: which classes form the tasks
+    episode: str  # A, B or C: the classes that form the tasks
     learner: str
     preset: str
     budget: float  # factor on the preset's self-supervised epochs
     seed: int
     device: str  # "cpu", "cuda"
-    precision: Precision  # of the networks' products in training
-    validation: bool  # whether it is judged on held-out training data in the place of the test data
-    features: str | None  # file whose features the filter uses in the place of experts'
-    lookahead: int  # full delayed buffers taken at once, whose experts may train side by side
-    options: SprSettings | RivalSettings  # resolved: preset, dataset, budget and --set are in it
+    precision: Precision  # of matrix products in training
+    validation: bool  # evaluate on held-out training data instead of the test set
+    features_file: str | None  # file of features that the filter compares, instead of an expert's
+    lookahead: int  # full delayed buffers taken at once; their experts may train side by side
+    options: Settings  # of the learner; preset, dataset, budget and --set are included
 
 
 def resolve(
@@ -59,35 +52,20 @@ def resolve(
     device: str = "auto",
     precision: str = "auto",
     validation: bool = False,
-    features: str | None = None,
+    features_file: str | None = None,
     overrides: dict[str, str] | None = None,
 ) -> RunSettings:
-    """Check and fill in what the user asked for."""
-    info = info_for(dataset)
-    if learner not in (*LEARNERS, *RIVALS):
-        raise UserError(f"The learner {learner!r} is unknown: choose one of {', '.join((*LEARNERS, *RIVALS))}.")
+    """Check and complete the settings that a user asked for; `overrides` are settings of the learner as text."""
+    info, entry = info_for(dataset), registry.entry(learner)
     if noise is None:
         noise = "none" if info.noisy else "symmetric"
-    chosen = pick_device(device)
-    if features is not None:
-        if learner in RIVALS:
-            raise UserError(f"--features are for the Self-Centered filter, and {learner} has none.")
-        overrides = (overrides or {}) | {"features": "file"}
-    options: SprSettings | RivalSettings
-    if learner in RIVALS:
-        options = rival_settings(
-            learner,
-            preset_name,
-            overrides,
-            memory_size=buffer_size(dataset),
-            image_shape=info.shape,
-            noise_rate=_OWN_NOISE if info.noisy else _wrong_share(noise, noise_rate),
-        )
-    else:
-        if "robust" in (overrides or {}):
-            raise UserError(f"Techniques against wrong labels go with {', '.join(WITH_ROBUST)}, not with {learner}.")
-        settings = preset_settings(preset_name, _with_fixed(learner, overrides or {}))
-        options = with_budget(for_dataset(settings, dataset, info.shape, preset_name), budget)
+    chosen = _chosen_options(entry, overrides or {}, features_file)
+    facts = DataFacts(
+        image_shape=info.shape,
+        buffer_size=info.buffer_size,
+        noise_rate=_ASSUMED_NOISE if info.noisy else _wrong_share(noise, noise_rate),
+    )
+    used_device = pick_device(device)
     return RunSettings(
         dataset=dataset,
         noise=noise,
@@ -97,17 +75,40 @@ def resolve(
         preset=preset_name,
         budget=budget,
         seed=seed,
-        device=chosen,
-        precision=pick_precision(precision, chosen),
+        device=used_device,
+        precision=pick_precision(precision, used_device),
         validation=validation,
-        features=features,
-        lookahead=64 if chosen == "cuda" else 8,
-        options=options,
+        features_file=features_file,
+        lookahead=64 if used_device == "cuda" else 8,
+        options=resolve_options(entry.settings, chosen, facts, preset=preset_name, budget=budget),
     )
 
 
+def _chosen_options(entry: registry.Entry, overrides: dict[str, str], features_file: str | None) -> dict[str, Any]:
+    """Return the learner's settings that are not left to preset and data."""
+    names = {f.name for f in fields(entry.settings)}
+    if features_file is not None:
+        if "features" not in names:
+            raise UserError(f"--features-file is for the Self-Centered filter: the learner {entry.name} has no filter.")
+        overrides = overrides | {"features": "file"}
+    if "robust" in overrides and not entry.takes_robust_loss:
+        takers = ", ".join(e.name for e in registry.entries() if e.takes_robust_loss)
+        raise UserError(f"The learner {entry.name} takes no loss against wrong labels: choose one of {takers}.")
+    for name in overrides:
+        if name not in names:
+            raise UserError(
+                f"The setting {name!r} is unknown to the learner {entry.name}: its settings are "
+                f"{', '.join(f.name for f in fields(entry.settings))}."
+            )
+    chosen = {name: parse(entry.settings, name, text) for name, text in overrides.items()}
+    for name, value in entry.fixed.items():
+        if chosen.setdefault(name, value) != value:
+            raise UserError(f"The learner {entry.name} has {name}={value}: leave --set {name} out.")
+    return chosen
+
+
 def changed_options(settings: RunSettings) -> dict[str, Any]:
-    """The options that are not as dataset, learner, preset and budget have them."""
+    """Return the options that differ from those of the dataset, learner, preset and budget."""
     usual = resolve(
         dataset=settings.dataset,
         noise=settings.noise,
@@ -121,17 +122,8 @@ def changed_options(settings: RunSettings) -> dict[str, Any]:
 
 
 def _wrong_share(noise: str, rate: float) -> float:
-    """About which share of a stream's labels is wrong; asymmetric noise touches half of the classes."""
+    """Return the approximate share of wrong labels; asymmetric noise affects half of the classes."""
     return {"none": 0.0, "asymmetric": rate / 2}.get(noise, rate)
-
-
-def _with_fixed(learner: str, overrides: dict[str, str]) -> dict[str, str]:
-    """What makes an ablation one, on top of the user's own settings."""
-    fixed = LEARNERS[learner]
-    for name in fixed.keys() & overrides.keys():
-        if overrides[name] != fixed[name]:
-            raise UserError(f"The learner {learner} has {name}={fixed[name]}: leave --set {name} out.")
-    return overrides | fixed
 
 
 def pick_device(name: str) -> str:
@@ -157,29 +149,35 @@ def pick_precision(name: str, device: str) -> Precision:
 
 
 def on_device(settings: RunSettings, device: str) -> RunSettings:
-    """The same run on a device that may be another; then in that device's usual precision."""
+    """Return the same run on another device, in that device's default precision if it is a different one."""
     chosen = pick_device(device)
     precision = settings.precision if chosen == settings.device else pick_precision("auto", chosen)
     return replace(settings, device=chosen, precision=precision)
 
 
 def to_json(settings: RunSettings) -> dict[str, Any]:
+    """Return the content of settings.json."""
     return {"format": FORMAT, **asdict(settings)}
 
 
 def read_settings(values: dict[str, Any]) -> RunSettings:
-    """The settings of a saved run."""
-    if values.get("format") == 3:  # which had no validation
-        values = {**values, "format": FORMAT, "validation": False}
+    """Return the settings of a saved run."""
+    if values.get("format") in (3, 4):
+        values = _upgrade_run(values)
     if values.get("format") != FORMAT:
         raise UserError(f"The run has format {values.get('format')!r}, this version reads format {FORMAT}.")
     names = {f.name for f in fields(RunSettings)}
     if set(values) != names | {"format"}:
         raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ (names | {'format'})))}.")
     kept = {name: values[name] for name in names - {"options"}}
-    options: SprSettings | RivalSettings
-    if values["learner"] in RIVALS:
-        options = from_json(RivalSettings, values["options"], RIVAL_RANGES)
-    else:
-        options = from_json(SprSettings, values["options"], RANGES)
+    options = from_json(registry.entry(values["learner"]).settings, values["options"])
     return RunSettings(**kept, options=options)
+
+
+def _upgrade_run(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings.json of an earlier version in the present format; format 3 had no validation."""
+    values = {"validation": False, **values, "format": FORMAT}
+    values["features_file"] = values.pop("features", None)
+    values["preset"] = upgrade_preset(values["preset"])
+    values["options"] = upgrade(values["learner"], values["options"])
+    return values

@@ -1,16 +1,17 @@
-"""What every learner is: it takes samples, works through what it took, and gives a classifier at any moment.
+"""The interface of every learner: it takes samples, works on them, and gives a classifier at any moment.
 
-`take`, `work` and `classify` are for those who drive many learners at once: the last two ask the engine for training
-instead of doing it. `observe`, `flush` and `classifier` are the same for one learner with an engine of its own.
-A learner is never told the truth, and tasks only if it says that it `wants_task_ends`; between any two calls its whole
-memory is in `state()`.
+`take`, `work` and `classify` let a caller drive many learners at once: `work` and `classify` request training from the
+engine instead of doing it. `observe`, `flush` and `classifier` do the same for one learner with its own engine.
+A learner never sees true labels, and task ends only if it `wants_task_ends`. Between two calls `state()` is complete.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
@@ -19,34 +20,69 @@ from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks
 from purereplay.nets.networks import State
 
-PIECE = 1000  # samples
+PIECE = 1000  # samples that a learner without delayed buffers takes at once
 
 
-class Report(NamedTuple):
-    """What became of one delayed buffer; all tensors on the CPU."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DataSpec:
+    """Everything a learner knows about its data before the first sample."""
 
-    buffer: int  # its number, from 0
-    index: Tensor  # type: ignore[assignment]  # int64 (n,): who was judged
-    labels: Tensor  # int64 (n,): their given labels
-    clean_probability: Tensor | None  # float64 (n,), high = clean; None: the learner does not judge
-    centrality: Tensor | None  # float64 (n,), high = central; likewise
-    selected_mask: Tensor | None  # bool (n,): who passed the filter; likewise
-    purified_index: Tensor  # int64 (m,): who is in P, or in the memory, afterwards
-    expert_loss: float | None  # None: no expert was trained
-    base_loss: float | None  # None: the base was not trained on it
+    image_shape: tuple[int, int, int]
+    n_classes: int
+    n_samples: int = 0  # length of the stream; 0: unknown
+    mean: tuple[float, ...] | None = None  # per channel, of images in [0, 1]; None: no normalisation
+    std: tuple[float, ...] | None = None
+    is_vectors: bool = False  # samples are standardised feature vectors, float32 (n, D, 1, 1)
+    features: Tensor | None = None  # (N, d): the user's own features by sample index
+    clean: Batch | None = None  # clean samples that are not in the stream: for L2R, which is defined by them
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.is_vectors else torch.uint8
 
 
-class Learner(ABC):
-    """A continual learner; subclasses are plain sequential text for one run."""
+class Workload(NamedTuple):
+    """Training steps of a whole run, counted before it starts."""
+
+    n_buffers: int  # reports that the learner will give
+    steps: dict[str, int]  # by phase
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Report:
+    """The outcome of one delayed buffer, or of one piece of the stream; all tensors on the CPU."""
+
+    buffer: int  # number of the buffer, from 0
+    index: Tensor  # int64 (n,): indices of the samples
+    labels: Tensor  # int64 (n,): given labels
+    held_index: Tensor  # int64 (m,): indices of the samples in P, or in the memory, afterwards
+    base_loss: float | None = None  # None: no training on this buffer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FilterReport(Report):
+    """The outcome of one delayed buffer that a filter has scored."""
+
+    clean_probability: Tensor  # float64 (n,), high = clean
+    centrality: Tensor  # float64 (n,), high = central
+    selected_mask: Tensor  # bool (n,): True for samples that passed the filter
+    expert_loss: float | None = None  # None: no expert was trained
+
+
+ReportT = TypeVar("ReportT", bound=Report, covariant=True)
+
+
+class Learner(ABC, Generic[ReportT]):
+    """A continual learner; a subclass is plain sequential code for one run."""
 
     engine: Engine
     image_shape: tuple[int, int, int]
-    n_done: int  # buffers, or pieces of the stream, worked through so far
-    wants_task_ends = False  # whether `end_task` is called
-    is_offline = False  # whether it learns only once it has seen everything: then it is judged at the end alone
+    n_done: int  # buffers, or pieces of the stream, that are finished
+    wants_task_ends = False  # whether `end_task` must be called
+    is_offline = False  # whether it learns only after the whole stream: then it is evaluated once, at the end
 
     def appetite(self, lookahead: int) -> int:
-        """How many samples it is best given at once; `lookahead` is how many buffers may wait."""
+        """Return how many samples to give at once; `lookahead` is the number of buffers that may wait."""
         return PIECE
 
     @abstractmethod
@@ -56,50 +92,50 @@ class Learner(ABC):
     @property
     @abstractmethod
     def pending(self) -> bool:
-        """Whether there is work to do on samples taken."""
+        """Whether there is work to do on samples already taken."""
 
     @abstractmethod
-    def work(self) -> Asks[Report | None]:
-        """Do the next piece of pending work; None where it is not a whole buffer's.
+    def work(self) -> Asks[ReportT | None]:
+        """Do the next piece of pending work; returns a report when a buffer is finished, else None.
 
-        May be left unfinished at any request and begun again.
+        May be abandoned at any request and started again.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """The stream is over: make what is still held back pending, or drop it."""
+        """End the stream: samples still held back become pending or are dropped."""
 
     def end_task(self) -> None:
-        """A task is over; called only where `wants_task_ends`, before the classifier is asked for."""
+        """End a task; called before the classifier is requested, only if `wants_task_ends`."""
         raise NotImplementedError
 
     @abstractmethod
     def classify(self) -> Asks[Classifier]:
-        """The classifier as of now."""
+        """Return the current classifier."""
 
     @abstractmethod
     def state(self) -> State:
-        """Everything the learner knows, as named tensors."""
+        """Return everything the learner knows, as named tensors."""
 
     @abstractmethod
     def load(self, state: State) -> None:
-        """Become the learner that gave this state."""
+        """Restore a state returned by `state`."""
 
-    def observe(self, batch: Batch) -> list[Report]:
+    def observe(self, batch: Batch) -> list[ReportT]:
         """Take samples and do all the work they cause."""
         self.take(batch)
         return self._work_through()
 
-    def flush(self) -> list[Report]:
-        """End of the stream: handle a partly filled delayed buffer."""
+    def flush(self) -> list[ReportT]:
+        """End the stream and process a partly filled delayed buffer."""
         self.finish()
         return self._work_through()
 
     def classifier(self) -> Classifier:
-        """The inference network, at any moment."""
+        """Return the current classifier."""
         return drive(self.classify(), self.engine)
 
-    def _work_through(self) -> list[Report]:
+    def _work_through(self) -> list[ReportT]:
         reports = []
         while self.pending:
             reports.append(drive(self.work(), self.engine))

@@ -1,199 +1,210 @@
-"""Every choice of Self-Purified Replay as a named option, and the presets.
+"""Settings of learners: frozen dataclasses whose fields carry their meaning, unit, source and range.
 
-A setting that is None is chosen by the dataset (`for_dataset`). Where the paper and the released code differ, the
-comment names both.
+A settings class declares each field with `setting`. Fields without a default depend on the data: the class method
+`fill` computes them from `DataFacts`. `resolve` turns a preset and the user's choices into a settings object.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from purereplay.errors import UserError
-from purereplay.learners.judging import Features
-from purereplay.learners.options import parse, validated
-from purereplay.nets.losses import MIN_TEMPERATURE
 
-
-@dataclass(frozen=True)
-class SprSettings:
-    """The options of Self-Purified Replay; the defaults are the preset `default`: what measures best so far."""
-
-    delayed_size: int | None = None  # samples in D; None: 100 / 300 / 500 / 1000 / 5000 (1250 in the code) by dataset
-    purified_size: int | None = None  # samples in P; None: by dataset
-    network: Literal["mlp", "resnet18"] | None = None  # None: mlp for grey images, resnet18 for colour
-    hidden: int = 512  # width of the mlp's two hidden layers (code; not in the paper)
-    stem: Literal["imagenet", "small"] = "imagenet"  # of the resnet18 (code: imagenet on every dataset)
-    projection: Literal["mlp", "linear"] = "mlp"  # head: linear-ReLU-linear (code) or "a one-layer MLP" (paper)
-    projection_size: int = 256  # outputs of the head (code; not in the paper)
-    order: Literal["filter-first", "replay-first"] = "filter-first"  # paper: filter first; code: replay first
-    tail: Literal["process", "drop"] = "process"  # a partly filled D at the end of the stream; code: drop
-    reseed: bool = False  # draw the same random numbers for every D (code); not in the paper
-    # self-supervised training
-    expert_epochs: int = 4000  # passes over D for each fresh expert
-    base_epochs: int = 3000  # passes over D for the base, per buffer
-    expert_batch: int | None = None  # None: all of D
-    base_batch: int | None = None  # from D and P together; None: the size of D (250 on CIFAR-100 in the code)
-    replay: Literal["halves", "halves-distinct", "union", "purified"] = "halves"  # code: halves of D and P, with
-    # replacement; paper: D ∪ P; purified: of P only (appendix)
-    self_replay: Literal["every-buffer", "task-end", "never"] = "every-buffer"  # task-end: intermittent (figure 4b)
-    learning_rate: float = 3e-4  # of Adam (code); the paper's ε = 0.0002 is read as the rate
-    schedule: Literal["cosine", "constant"] = "cosine"  # within one D (code); not in the paper
-    warm_epochs: int = 10  # at the full rate before the cosine (code)
-    base_schedule: Literal["continuing", "restart"] = "continuing"  # across buffers; code: never restarted
-    temperature: float = 0.5  # of NT-Xent
-    crop_area: float = 0.08  # least share of an image that a view keeps (code)
-    flip: float = 0.5  # probability that a view is mirrored (code); 0 for letters and digits
-    jitter: Literal["factors", "additive"] = "factors"  # colour jitter; additive: the code's old kornia
-    feature_dropout: float = 0.2  # of feature vectors: probability that a view leaves a feature out; not in the paper
-    feature_noise: float = 0.3  # likewise: standard deviation of what a view adds to a standardised feature
-    # the Self-Centered filter
-    filter: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # who judges D; none: P is a plain
-    # reservoir of the stream; aum and incv: rival filters
-    features: Features = "projection"  # of the expert; paper: penultimate. No expert is trained for patches (of the
-    # images, see purify/patches.py; not in the paper) and for file (brought by the user, --features); combined: the
-    # projection's main directions and patches (likewise not in the paper)
-    graphs: int = 5  # E_max; 0: non-stochastic
-    scaling: Literal["trimmed", "minmax"] = "trimmed"  # scores into the mixture; code: 5th to 95th percentile
-    posterior: Literal["exact", "table"] = "exact"  # code: a table of 100 bins
-    small_class: Literal["drop", "keep"] = "drop"  # classes too small to fit: probability 0 (code, in effect) or 0.5
-    mixture_steps: int = 10  # of EM (code); not in the paper
-    aum_epochs: int = 150  # of the filter aum, on every D (paper)
-    incv_epochs: int = 200  # of the filter incv, on every half of D (paper)
-    incv_rounds: int = 4  # of the filter incv (paper)
-    admission: Literal["greedy", "partitioned"] = "partitioned"  # into a full P; paper: greedy; code: partitioned
-    eviction: Literal["levelled", "softmax"] = "levelled"  # paper: classes balanced; code: a class by softmax(excess)
-    # the inference network
-    finetune_epochs: int = 50  # passes over P
-    finetune_batch: int = 16
-    finetune_rate: float = 2e-3  # of Adam; the paper's ε = 0.002 is read as the rate
-    finetune_clip: float | None = 0.5  # gradient values are cut there (code); the paper has none
-    finetune_decay_every: int | None = 300  # steps after which the rate falls to a tenth (code); the paper has none
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {
-        "projection": "linear",
-        "replay": "union",
-        "learning_rate": 2e-4,
-        "schedule": "constant",
-        "features": "penultimate",
-        "scaling": "minmax",
-        "admission": "greedy",
-        "finetune_clip": None,
-        "finetune_decay_every": None,
-    },
-    "reference": {
-        "order": "replay-first",
-        "tail": "drop",
-        "reseed": True,
-        "jitter": "additive",
-        "posterior": "table",
-        "eviction": "softmax",
-    },
-    "quick": {"expert_epochs": 60, "base_epochs": 20},
-    # for 8×8 digits, quickly on a CPU: a crop of 8 % would be two pixels wide, and a mirrored digit is another sign
-    "demo": {"hidden": 128, "expert_epochs": 450, "base_epochs": 150, "crop_area": 0.25, "flip": 0.0},
-    # for small images of one's own on a CPU, where a resnet18 would take hours: a label needs many samples in D to be
-    # judged well, by patches in half the time that experts take, and better (docs/your-data.md); a rare one is not shut
-    # out; signs are not mirrored; after 20 passes over such a P the finetuning's rate has fallen to nothing
-    "daily": {
-        "delayed_size": 500,
-        "purified_size": 1000,
-        "network": "mlp",
-        "hidden": 256,
-        "expert_epochs": 200,
-        "base_epochs": 60,
-        "features": "patches",
-        "crop_area": 0.25,
-        "flip": 0.0,
-        "small_class": "keep",
-        "finetune_epochs": 20,
-    },
+NetworkName = Literal["mlp", "resnet18"]
+PRESETS: dict[str, str] = {  # name: description. A learner lists what a preset changes in its registry entry
+    "default": "the settings that measure best so far, at the paper's epochs",
+    "paper": "the text of the paper",
+    "reference": "the authors' released code where it differs from the text",
+    "quick": "MNIST in ten minutes on two cores",
+    "demo": "the digits of `purereplay demo`",
+    "live": "small images of your own on a CPU; the default of `learn` and of the estimator",
 }
 
-# the learners that are Self-Purified Replay or a part of it (table 1: the ablations)
-LEARNERS: dict[str, dict[str, str]] = {
-    "spr": {},
-    "self-replay": {"filter": "none"},
-    "self-centered-filter": {"self_replay": "never"},
-}
 
-BY_DATASET = ("delayed_size", "purified_size", "network", "expert_batch", "base_batch")  # None: by dataset
-_SIZES = {"digits": 100, "mnist": 300, "cifar10": 500, "cifar10n": 500, "webvision14": 1000}
-_SIZES |= {"cifar100": 5000, "cifar100n": 5000}
+class DataFacts(NamedTuple):
+    """Facts about the data that decide settings which have no fixed default."""
+
+    image_shape: tuple[int, int, int]
+    buffer_size: int = 500  # samples in D and in P, or in a replay memory
+    noise_rate: float = 0.0  # expected share of wrong labels, for methods that need to know it
+    is_vectors: bool = False  # feature vectors instead of images
 
 
-def preset_settings(name: str, overrides: dict[str, str] | None = None) -> SprSettings:
-    """A preset's settings with some of them given as text, `{"graphs": "20"}`; an unknown name is an error."""
-    return _over_preset(name, {key: parse(SprSettings, key, text) for key, text in (overrides or {}).items()})
+def setting(
+    meaning: str,
+    default: Any = MISSING,
+    *,
+    unit: str = "",
+    source: str = "",
+    by_data: str = "",
+    least: float | None = None,
+    most: float = math.inf,
+    scaled: bool = False,
+) -> Any:
+    """Declare a field of a settings class.
 
-
-def _over_preset(name: str, chosen: Mapping[str, Any], *, vectors: bool = False) -> SprSettings:
-    """A preset with some settings changed; vectors have no patches, and who says how long experts train has experts."""
-    if name not in PRESETS:
-        raise UserError(f"The preset {name!r} is unknown: choose one of {', '.join(PRESETS)}.")
-    preset = dict(PRESETS[name])
-    if preset.get("features") == "patches" and (vectors or "expert_epochs" in chosen):
-        preset["features"] = "projection"
-    return validated(replace(SprSettings(), **(preset | dict(chosen))), RANGES)
-
-
-def buffer_size(dataset: str) -> int:
-    """Samples in a buffer: the paper's, by dataset."""
-    return next((n for name, n in _SIZES.items() if dataset.split("-")[0] == name), 500)
-
-
-def for_dataset(settings: SprSettings, dataset: str, image_shape: tuple[int, int, int], preset: str) -> SprSettings:
-    """Fill in what depends on the dataset."""
-    size = buffer_size(dataset)
-    delayed = 1250 if preset == "reference" and size == 5000 else size
-    base = 250 if preset == "reference" and size == 5000 else settings.delayed_size or delayed
-    chosen: dict[str, Any] = {
-        "delayed_size": delayed,
-        "purified_size": size,
-        "network": "mlp" if image_shape[0] == 1 else "resnet18",
-        "base_batch": base,
+    `by_data` says how the value is chosen when there is no default. Numbers must be above 0, or at least `least`.
+    `scaled` marks epochs that the option --budget multiplies.
+    """
+    metadata = {
+        "meaning": meaning,
+        "unit": unit,
+        "source": source,
+        "by_data": by_data,
+        "least": least,
+        "most": most,
+        "scaled": scaled,
     }
-    chosen = {key: value for key, value in chosen.items() if getattr(settings, key) is None}
-    settings = replace(settings, **chosen)
-    return replace(settings, expert_batch=settings.expert_batch or settings.delayed_size)
+    return field(default=default, metadata=metadata, kw_only=True)
 
 
-def with_budget(settings: SprSettings, budget: float) -> SprSettings:
-    """Scale the self-supervised epochs."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of all settings classes."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset: the values that it changes
+
+    @classmethod
+    def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
+        """Return a value for every field without a default: the user's choice, the preset's, or one by the data."""
+        return preset_values(cls, preset) | chosen
+
+    def check(self) -> None:
+        """Raise UserError for values that do not fit together."""
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings(Settings):
+    """The network of a learner."""
+
+    network: NetworkName = setting("network architecture", by_data="mlp for grey images, resnet18 for colour")
+    hidden: int = setting(
+        "width of the two hidden layers of the mlp", 512, unit="units", source="released code; not in the paper"
+    )
+    stem: Literal["imagenet", "small"] = setting(
+        "first layer of the resnet18: 7×7 with pooling, or 3×3", "imagenet", source="released code"
+    )
+
+    @classmethod
+    def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
+        grey = facts.image_shape[0] == 1 or facts.is_vectors
+        return {"network": "mlp" if grey else "resnet18"} | super().fill(chosen, facts, preset)
+
+
+def resolve(
+    cls: type[SettingsT],
+    chosen: Mapping[str, Any],
+    facts: DataFacts,
+    *,
+    preset: str = "default",
+    budget: float = 1.0,
+) -> SettingsT:
+    """Return the settings of a preset with some values changed; UserError for an unknown name or a bad value."""
+    by_data = {name for name in chosen if field_of(cls, name).metadata["by_data"]}
+    given = {name: value for name, value in chosen.items() if value is not None or name not in by_data}
+    settings = validated(cls(**cls.fill(given, facts, preset)))
+    settings.check()
+    return scaled(settings, budget)
+
+
+def preset_values(cls: type[Settings], preset: str) -> dict[str, Any]:
+    """Return the values that a preset changes; UserError for an unknown preset."""
+    known = PRESETS | dict.fromkeys(cls.presets, "")
+    if preset not in known:
+        raise UserError(f"The preset {preset!r} is unknown: choose one of {', '.join(known)}.")
+    return dict(cls.presets.get(preset, {}))
+
+
+def scaled(settings: SettingsT, budget: float) -> SettingsT:
+    """Return the settings with the epochs that --budget concerns multiplied by it."""
     if not (math.isfinite(budget) and budget > 0):
         raise UserError(f"The budget must be a positive number, not {budget}.")
-    expert, base = (max(1, round(min(n * budget, 1e12))) for n in (settings.expert_epochs, settings.base_epochs))
-    return replace(settings, expert_epochs=expert, base_epochs=base)
+    names = [f.name for f in fields(settings) if f.metadata["scaled"]]
+    return replace(settings, **{name: max(1, round(min(getattr(settings, name) * budget, 1e12))) for name in names})
 
 
-def own_settings(
-    preset: str, options: Mapping[str, Any], image_shape: tuple[int, int, int], *, vectors: bool = False
-) -> SprSettings:
-    """Settings for data of your own: a preset with some of them changed; an unknown name is an error."""
-    unknown = set(options) - {f.name for f in fields(SprSettings)}
-    if unknown:
-        raise UserError(f"The setting {min(unknown)!r} is unknown.")
-    settings = _over_preset(preset, options, vectors=vectors)
-    if vectors and settings.network is None:
-        settings = replace(settings, network="mlp")
-    return for_dataset(settings, "", image_shape, preset)
+def takes_budget(cls: type[Settings]) -> bool:
+    """Return whether --budget changes anything."""
+    return any(f.metadata["scaled"] for f in fields(cls))
 
 
-# what is not simply more than 0
-RANGES = {
-    "delayed_size": (2, math.inf),  # one sample has nothing to be compared with
-    "expert_batch": (2, math.inf),
-    "base_batch": (2, math.inf),
-    "graphs": (0, math.inf),
-    "warm_epochs": (0, math.inf),
-    "flip": (0, 1),
-    "temperature": (MIN_TEMPERATURE, math.inf),
-    "crop_area": (1e-6, 1),
-    "feature_dropout": (0, 1),
-    "feature_noise": (0, math.inf),
-}
+def field_of(cls: type[Settings], name: str) -> Field[Any]:
+    """Return a field by its name; UserError if there is none."""
+    check_name(cls, name)
+    return next(f for f in fields(cls) if f.name == name)
+
+
+def check_name(cls: type[Settings], name: str) -> None:
+    """Raise UserError if the class has no such setting."""
+    known = [f.name for f in fields(cls)]
+    if name not in known:
+        raise UserError(f"The setting {name!r} is unknown: the settings here are {', '.join(known)}.")
+
+
+def validated(settings: SettingsT) -> SettingsT:
+    """Return the same settings, or raise a UserError that names the first bad value."""
+    hints = get_type_hints(type(settings))
+    for f in fields(settings):
+        _check_value(f, getattr(settings, f.name), _kinds(hints[f.name]))
+    return settings
+
+
+def _check_value(f: Field[Any], value: Any, kinds: list[Any]) -> None:
+    if value is None and type(None) in kinds:
+        return
+    choices = [kind for kind in kinds if isinstance(kind, str)]
+    if choices:
+        if value not in choices:
+            raise UserError(f"The setting {f.name} must be one of {', '.join(choices)}, not {value!r}.")
+        return
+    if bool in kinds:
+        if not isinstance(value, bool):
+            raise UserError(f"The setting {f.name} must be true or false, not {value!r}.")
+        return
+    number = (int, float) if float in kinds else int
+    if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
+        wanted = "a number" if float in kinds else "a whole number"
+        raise UserError(f"The setting {f.name} must be {wanted}, not {value!r}.")
+    least, most = f.metadata["least"], f.metadata["most"]
+    too_low = value <= 0 if least is None else value < least
+    if too_low or value > most:
+        low = "more than 0" if least is None else f"at least {least:g}"
+        high = "" if most == math.inf else f" and at most {most:g}"
+        raise UserError(f"The setting {f.name} must be {low}{high}, not {value}.")
+
+
+def parse(cls: type[Settings], name: str, text: str) -> Any:
+    """Return the value of a setting given as text, by its declared type; `validated` checks the value."""
+    check_name(cls, name)
+    kinds = _kinds(get_type_hints(cls)[name])
+    if type(None) in kinds and text.lower() in ("none", "null"):
+        return None
+    if bool in kinds:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                break
+    return text
+
+
+def from_json(cls: type[SettingsT], values: dict[str, Any]) -> SettingsT:
+    """Return settings that were saved with a run; an unknown or missing key is an error."""
+    odd = set(values) ^ {f.name for f in fields(cls)}
+    if odd:
+        raise UserError(f"The saved settings do not fit this version: {', '.join(sorted(odd))}.")
+    return validated(cls(**values))
+
+
+def _kinds(declared: Any) -> list[Any]:
+    """Return what a type hint allows: types, None's type, and the values of literals."""
+    parts = get_args(declared) if not isinstance(declared, type) else (declared,)
+    return [kind for part in parts for kind in (get_args(part) or (part,))]

@@ -1,1 +1,4 @@
-"""The rivals of the paper, one a file; `settings` says what they can be told, `build` makes one."""
+"""The paper's baselines, one file each with its settings and its registry entry.
+
+`online` and `scratch` hold what they share, `pool` the rows that a training step uses.
+"""

@@ -1,7 +1,7 @@
-"""What EWC remembers of the tasks behind: how much every weight mattered, and where it was.
+"""The memory of EWC: how much every weight mattered for finished tasks, and its value.
 
-For every task behind, the loss has λ/2 Σ F (w − w*)². Sums of parabolas are parabolas: all of them together are one,
-kept as ΣF and ΣF w*. F is the diagonal of the Fisher information.
+For every finished task the loss has λ/2 Σ F (w − w*)². A sum of parabolas is a parabola, so all tasks together are kept
+as ΣF and ΣF w*. F is the diagonal of the Fisher information.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from purereplay.nets.draws import uniforms
 from purereplay.nets.networks import Network, State, is_trained, network_input, part, prefixed
 from purereplay.nets.technique import sample_losses
 
-_AT_ONCE = 2**26  # floats that the gradients of single samples may take
+_AT_ONCE = 2**26  # floats for the gradients of single samples
 _LABELS = 6  # the stream of draws
 
 
 @dataclass
 class Consolidation:
-    """What is remembered of the tasks behind, and the last samples of the one under way."""
+    """The penalty of the finished tasks, and the last samples of the current one."""
 
     capacity: int  # samples
     images: Tensor  # uint8 (n, C, H, W): the last ones
@@ -31,10 +31,11 @@ class Consolidation:
     n_tasks: int = 0
 
     def saw(self, images: Tensor) -> None:
+        """Keep the last `capacity` images of the current task."""
         self.images = torch.cat([self.images, images])[-self.capacity :].clone()
 
     def end_task(self, network: Network, weights: State, seed: int) -> None:
-        """Take the network as it is for a task that is over."""
+        """Add the penalty of a task that ends with these weights."""
         for name, f in fisher(network, weights, self.images, derive_seed(seed, "fisher", self.n_tasks)).items():
             self.stiffness[name] = self.stiffness.get(name, 0) + f
             self.drawn[name] = self.drawn.get(name, 0) + f * weights[name]
@@ -42,11 +43,11 @@ class Consolidation:
         self.n_tasks += 1
 
     def extra(self, weights: State) -> State:
-        """What a job brings for `Elastic`; before the first task's end there is nothing to hold on to."""
+        """Return the tensors that `Elastic` works with; the stiffness is 0 before the first task's end."""
         names = [name for name in weights if is_trained(name)]
         stiffness = {n: self.stiffness.get(n, torch.zeros_like(weights[n])) for n in names}
         drawn = {n: self.drawn.get(n, torch.zeros_like(weights[n])) for n in names}
-        # where nothing pulls, the centre does not matter
+        # where the stiffness is 0, the centre does not matter
         centre = {n: torch.where(stiffness[n] > 0, drawn[n] / stiffness[n], weights[n]) for n in names}
         return prefixed("centre.", centre) | prefixed("stiffness.", stiffness)
 
@@ -62,14 +63,17 @@ class Consolidation:
 
 
 def fisher(network: Network, weights: State, images: Tensor, seed: int) -> State:
-    """The diagonal Fisher information of every parameter: the mean over images uint8 (n, C, H, W) of squared gradients
-    of the log-probability of a label that is drawn from the network's own prediction."""
+    """Return the diagonal Fisher information of every parameter.
+
+    It is the mean over images uint8 (n, C, H, W) of the squared gradient of the log-probability of a label that is
+    drawn from the network's own prediction.
+    """
     names = [name for name in weights if is_trained(name)]
     sums = {name: torch.zeros_like(weights[name]) for name in names}
     size = max(1, _AT_ONCE // sum(weights[name].numel() for name in names))
     for number, some in enumerate(torch.split(images, size)):
         k = some.shape[0]
-        # a network for each sample, all of the same weights: then every gradient is that of one sample
+        # one copy of the network per sample, so that every gradient is that of one sample
         state = {n: t.expand(k, *t.shape).clone().requires_grad_(n in sums) for n, t in weights.items()}
         logits = network.outputs(state, network_input(some[:, None]))  # (k, 1, classes)
         key = torch.tensor([seed], device=images.device)

@@ -1,37 +1,65 @@
-"""EWC: weights that mattered for earlier tasks are held where they were (Kirkpatrick et al. 2017).
+"""EWC: weights that mattered for earlier tasks are held near their values (Kirkpatrick et al. 2017).
 
 At the end of a task the diagonal of the Fisher information is estimated; from then on the loss has λ/2 Σ F (w − w*)²
-for every task behind (`consolidation.py`).
+for every finished task (`consolidation.py`).
 
-Choices where the papers leave them open: the Fisher information is that of the network's own predictions, a label
-drawn from them for each sample, on the last samples of the task, as many as the rivals' memories hold. This is the
-only learner that is told where tasks end.
+Choices where the papers leave them open: the Fisher information is that of the network's own predictions, with a label
+drawn from them for each sample, on the last samples of the task, as many as the other baselines' memories hold. This is
+the only learner that is told where tasks end.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from purereplay.learners.base import Report
+from purereplay.learners.base import DataSpec, Report
+from purereplay.learners.baselines.base import common_arguments
 from purereplay.learners.baselines.consolidation import Consolidation
-from purereplay.learners.baselines.ground import Ground
-from purereplay.learners.baselines.online import Online, training
-from purereplay.learners.baselines.settings import RivalSettings
+from purereplay.learners.baselines.online import (
+    ONLINE_DEMO,
+    OnlineLearner,
+    OnlineSettings,
+    count_online_steps,
+    online_training,
+)
+from purereplay.learners.baselines.pool import Pool, Rows
+from purereplay.learners.registry import Entry
+from purereplay.learners.robust.settings import RobustLoss
+from purereplay.learners.settings import DataFacts, setting
+from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks
 from purereplay.nets.networks import State, part, prefixed
 from purereplay.nets.technique import Step, Technique, plain_loss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class EwcSettings(OnlineSettings):
+    """Settings of EWC."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": ONLINE_DEMO}
+
+    strength: float = setting("weight λ of the penalty", 1000.0, source="Kirkpatrick 2017: chosen by hand", least=0)
+    memory_size: int = setting(
+        "samples of a task from which the Fisher information is estimated", unit="samples", by_data="as SPR's P"
+    )
+
+    @classmethod
+    def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
+        return {"memory_size": facts.buffer_size} | super().fill(chosen, facts, preset)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Elastic(Technique):
     """Cross-entropy with the penalty; `strength` is λ.
 
-    `most` bounds λF. At 1 / rate a step of gradient descent takes the weight back to where it was held; beyond 2 / rate
-    it would land farther away than it was, and diverge.
+    `most` bounds λF. At 1 / lr a step of gradient descent moves the weight back to its centre. Beyond 2 / lr the step
+    would overshoot and diverge.
     """
 
     strength: float
@@ -44,13 +72,16 @@ class Elastic(Technique):
         return plain_loss(step) + torch.stack(pulls).sum(0) / 2
 
 
-@dataclass
-class Ewc(Online):
-    """An online learner without a memory, under the penalty of the tasks behind."""
+@dataclass(kw_only=True)
+class Ewc(OnlineLearner):
+    """An online learner without a memory, under the penalty of the finished tasks."""
 
     consolidation: Consolidation
-    task_ended: bool = field(default=False, init=False)  # and the consolidation is still to come
+    task_ended: bool = field(default=False, init=False)  # a task ended and its consolidation is pending
     wants_task_ends = True
+
+    def plan_steps(self, pool: Pool) -> Iterator[Rows]:
+        yield from pool.batches()
 
     @property
     def pending(self) -> bool:
@@ -65,12 +96,12 @@ class Ewc(Online):
             report = yield from super().work()
             self.consolidation.saw(before.images[: before.n - self.waiting.n])
             return report
-        self.consolidation.end_task(self.ground.network, self.weights, self.ground.seed)
+        self.consolidation.end_task(self.network, self.weights, self.seed)
         self.task_ended = False
         return None
 
-    def _extra(self, labels: Tensor) -> State:
-        return super()._extra(labels) | self.consolidation.extra(self.weights)
+    def _extra(self, pool: Pool) -> State:
+        return super()._extra(pool) | self.consolidation.extra(self.weights)
 
     def state(self) -> State:
         state = super().state() | {"task_ended": torch.tensor(self.task_ended)}
@@ -82,9 +113,24 @@ class Ewc(Online):
         self.consolidation.load(part(state, "consolidation."))
 
 
-def ewc(s: RivalSettings, ground: Ground) -> Ewc:
-    assert s.memory_size is not None and s.rate is not None
-    most = 1 / s.rate if s.optimizer == "sgd" else math.inf
-    nobody = torch.empty((0, *ground.image_shape), dtype=torch.uint8, device=ground.engine.device)
-    ground = ground._replace(technique=Elastic(s.ewc_strength, most))
-    return Ewc(ground, memory=None, how=training(s), consolidation=Consolidation(s.memory_size, nobody))
+def build(settings: EwcSettings, data: DataSpec, *, engine: Engine, seed: int) -> Ewc:
+    """Return a learner that has seen nothing."""
+    s = settings
+    loss = RobustLoss(Elastic(strength=s.strength, most=1 / s.lr if s.optimizer == "sgd" else math.inf))
+    images = torch.empty((0, *data.image_shape), dtype=torch.uint8, device=engine.device)
+    return Ewc(
+        **common_arguments(s, data, engine=engine, seed=seed, loss=loss),
+        training=online_training(s),
+        consolidation=Consolidation(s.memory_size, images),
+    )
+
+
+ENTRY = Entry(
+    name="ewc",
+    title="EWC",
+    summary="as finetune, and holds weights that mattered for earlier tasks; told where tasks end",
+    settings=EwcSettings,
+    build=build,
+    count_steps=count_online_steps,
+    named=("robust",),
+)

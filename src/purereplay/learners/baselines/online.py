@@ -1,164 +1,217 @@
-"""What learners that train on every batch as it comes have in common, with or without a memory of earlier samples.
+"""The part that online learners share: they train on every batch as it arrives, once.
 
-Finetune, CRS, PRS and MIR differ in what is replayed beside the incoming batch; EWC replays nothing, and holds on to
-weights instead. Which samples a memory keeps does not depend on the network, so many batches are planned ahead and
-trained as one job.
+A subclass lists the rows of each training step (`plan_steps`). The memory's decisions do not depend on the network, so
+many batches are planned ahead and trained as one job.
 
 Choices where the papers leave them open: an incomplete batch waits for the next samples and is trained at the end of
-the stream; the very first batch, with nothing to replay yet, is replayed itself. For a technique against wrong labels
-an epoch is as many steps as replay needs to go once through the memory.
+the stream. The very first batch replays itself, since the memory is empty. A loss against wrong labels counts as one
+epoch the number of steps that replay needs for one pass over the memory.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
-from purereplay.learners.base import Report
-from purereplay.learners.baselines.ground import Rival
-from purereplay.learners.baselines.planning import Planned, ReplayDraws, plan
-from purereplay.learners.baselines.settings import RivalSettings
+from purereplay.learners.base import PIECE, Report, Workload
+from purereplay.learners.baselines.base import Baseline
+from purereplay.learners.baselines.pool import Pool, ReplayDraws, ReplayPool, Rows
+from purereplay.learners.robust.settings import RobustSettings
+from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
 from purereplay.nets.networks import State, part, prefixed
 
-_BATCHES_AT_ONCE = 100  # trained as one job
+_BATCHES_PER_JOB = 100
+# for Adam: the best of `crs` on a tenth of the training data of MNIST and of CIFAR-10 (docs/experiments)
+LR_BY_NETWORK = {"mlp": 2e-5, "resnet18": 5e-4}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class OnlineSettings(NetworkSettings):
+    """Settings of a learner that trains on every batch once."""
+
+    batch_size: int = setting("incoming samples of a step", 10, unit="samples", source="paper")
+    optimizer: Literal["adam", "sgd"] = setting("optimizer", "adam", source="not in the paper")
+    lr: float = setting(
+        "learning rate", by_data="0.00002 for the mlp, 0.0005 for the resnet18: best of `crs` on validation data"
+    )
+    clip: float | None = setting(
+        "gradient values are clipped to ± this; none: no clipping", 0.5, source="released code, as for SPR's finetuning"
+    )
+
+    @classmethod
+    def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
+        values = super().fill(chosen, facts, preset)
+        values.setdefault("lr", LR_BY_NETWORK.get(values["network"], 1.0))
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings(OnlineSettings, RobustSettings):
+    """Settings of an online learner that replays samples from a memory."""
+
+    memory_size: int = setting("capacity of the memory", unit="samples", by_data="as SPR's P", source="paper")
+    replay_size: int = setting("replayed samples of a step", 10, unit="samples", source="paper")
+
+    @classmethod
+    def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
+        return {"memory_size": facts.buffer_size} | super().fill(chosen, facts, preset)
+
+
+# for the 144 steps of `purereplay demo`: the network of SPR's preset and an optimizer chosen on validation data
+ONLINE_DEMO = {"hidden": 128, "optimizer": "sgd", "lr": 0.3, "clip": None}
+REPLAY_DEMO = ONLINE_DEMO | {"l2r_clean": 10}
+
+
+@dataclass(frozen=True, kw_only=True)
 class OnlineTraining:
-    """How an online learner trains."""
+    """Training of an online learner."""
 
     batch_size: int  # incoming samples of a step
-    replay_size: int  # replayed samples of a step, where there is a memory
     optimizer: Literal["adam", "sgd"]
-    learning_rate: float
-    clip: float | None  # gradient values are cut there
+    lr: float
+    clip: float | None  # gradient values are clipped to ± this
+    n_replayed: int = 0  # replayed samples of a step
 
 
-def training(s: RivalSettings) -> OnlineTraining:
-    assert s.rate is not None
-    return OnlineTraining(s.batch_size, s.replay_size, s.optimizer, s.rate, s.clip)
+def online_training(s: OnlineSettings) -> OnlineTraining:
+    """Return the training that the settings describe."""
+    n_replayed = s.replay_size if isinstance(s, ReplaySettings) else 0
+    return OnlineTraining(batch_size=s.batch_size, optimizer=s.optimizer, lr=s.lr, clip=s.clip, n_replayed=n_replayed)
 
 
-@dataclass
-class Online(Rival):
-    """One online learner."""
+def count_online_steps(s: OnlineSettings, task_ends: tuple[int, ...]) -> Workload:
+    """Count one step per incoming batch."""
+    return Workload(n_pieces(task_ends), {"online": -(-task_ends[-1] // s.batch_size)})
 
-    memory: ReplayMemory | None
-    how: OnlineTraining
+
+def n_pieces(task_ends: tuple[int, ...]) -> int:
+    """Return the number of pieces in which a stream is handed over."""
+    return sum(-(-(end - start) // PIECE) for start, end in pairwise((0, *task_ends)))
+
+
+@dataclass(kw_only=True)
+class OnlineLearner(Baseline):
+    """A learner that trains on every incoming batch once."""
+
+    training: OnlineTraining
     weights: State = field(init=False)
     optimizer: State | None = field(default=None, init=False)
     waiting: Batch = field(init=False)  # samples taken and not trained on yet
-    n_batches: int = field(default=0, init=False)  # trained on so far
+    n_batches: int = field(default=0, init=False)  # batches trained on so far
     n_done: int = field(default=0, init=False)  # jobs done so far
     finished: bool = field(default=False, init=False)
-    carried: State = field(default_factory=dict, init=False)  # what the technique knows of samples held, by slot
 
     def __post_init__(self) -> None:
         super().__post_init__()
         device = self.engine.device
-        if self.memory is not None and self.ground.technique is not None:
-            nobody = torch.zeros(self.memory.capacity, dtype=torch.int64, device=device)
-            self.carried = self.ground.technique.per_sample(nobody, self.ground.n_classes)
-        self.weights = self.ground.network.fresh(derive_seed(self.ground.seed, "weights"), device)
+        self.weights = self.network.fresh(derive_seed(self.seed, "weights"), device)
         images = torch.empty((0, *self.image_shape), dtype=torch.uint8, device=device)
         self.waiting = Batch(images, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 
     def take(self, batch: Batch) -> None:
-        check_batch(batch, self.image_shape, self.ground.n_classes)
+        check_batch(batch, self.image_shape, self.n_classes)
         new = Batch(batch.images.to(self.engine.device), batch.labels.cpu(), batch.index.cpu())
         self.waiting = Batch(*(torch.cat(pair) for pair in zip(self.waiting, new, strict=True)))
 
     @property
     def pending(self) -> bool:
-        return self.waiting.n >= self.how.batch_size or (self.finished and self.waiting.n > 0)
-
-    @property
-    def n_listed(self) -> int:
-        """Samples of the memory that a step lists beside the incoming ones."""
-        return self.how.replay_size
+        return self.waiting.n >= self.training.batch_size or (self.finished and self.waiting.n > 0)
 
     def finish(self) -> None:
         self.finished = True
 
     def work(self) -> Asks[Report | None]:
-        size = min(self.how.batch_size, self.waiting.n)
-        n = min(self.waiting.n // size, _BATCHES_AT_ONCE) * size
+        size = min(self.training.batch_size, self.waiting.n)
+        n = min(self.waiting.n // size, _BATCHES_PER_JOB) * size
         now = Batch(*(t[:n] for t in self.waiting))
-        # planned on a copy: if this is cut off, nothing has happened yet
-        draws = ReplayDraws(self.n_listed, derive_seed(self.ground.seed, "replay"), self.n_batches)
-        planned = plan(now, size, _BATCHES_AT_ONCE * self.how.batch_size, self.memory, self.generator, draws)
-        [trained] = yield [self._job(planned, size)]
+        # the pool works on copies: if the training is abandoned, nothing has changed
+        pool = self._pool(now, size)
+        index = np.stack(list(self.plan_steps(pool)))
+        [trained] = yield [self._job(pool, index, size)]
         self.weights, self.optimizer = trained.state, trained.optimizer
-        self.memory, self.generator = planned.memory, planned.generator
-        self.carried = {name: trained.extra[name][planned.row_of_slot] for name in self.carried}
+        self._after(pool, trained.extra)
         self.waiting = Batch(*(t[n:].clone() for t in self.waiting))
-        self.n_batches += len(planned.index)
+        self.n_batches += len(index)
         self.n_done += 1
         return Report(
             buffer=self.n_done - 1,
             index=now.index,
             labels=now.labels,
-            clean_probability=None,
-            centrality=None,
-            selected_mask=None,
-            purified_index=torch.empty(0, dtype=torch.int64) if self.memory is None else self.memory.index,
-            expert_loss=None,
+            held_index=self._held_index(),
             base_loss=trained.loss,
         )
 
-    def _job(self, planned: Planned, size: int) -> Job:
+    @abstractmethod
+    def plan_steps(self, pool: Any) -> Iterator[Rows]:
+        """Yield the rows of the pool that each training step uses, in stream order."""
+
+    def _pool(self, now: Batch, size: int) -> Pool:
+        return Pool(now, batch_size=size, room=self._room)
+
+    @property
+    def _room(self) -> int:
+        return _BATCHES_PER_JOB * self.training.batch_size
+
+    def _after(self, pool: Pool, extra: State) -> None:
+        """Keep what a finished job changed besides the network."""
+
+    def _held_index(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.int64)
+
+    def _job(self, pool: Pool, index: Rows, size: int) -> Job:
         return Job(
             phase="online",
-            network=self.ground.network,
+            network=self.network,
             state=self.weights,
             recipe=self._recipe(size),
-            images=planned.pool.images,
-            labels=planned.pool.labels.to(self.engine.device),
-            seed=derive_seed(self.ground.seed, "draws"),
+            images=pool.samples.images,
+            labels=pool.samples.labels.to(self.engine.device),
+            seed=derive_seed(self.seed, "draws"),
             optimizer=self.optimizer,
-            index=torch.from_numpy(planned.index),
-            rates=torch.full((len(planned.index),), self.how.learning_rate),
-            extra=self._extra(planned.pool.labels),
+            index=torch.from_numpy(index),
+            rates=torch.full((len(index),), self.training.lr),
+            extra=self._extra(pool),
         )
 
     def _recipe(self, size: int) -> Rehearsal:
-        """How a batch of this size is trained on."""
-        replayed = 0 if self.memory is None else self.how.replay_size
+        """Return the recipe for incoming batches of this size."""
         return Rehearsal(
-            batch_size=size + replayed,
-            optimizer=self.how.optimizer,
-            clip=self.how.clip,
-            technique=self.ground.technique,
-            epoch_steps=max(1, self.memory.capacity // replayed) if self.memory else 1,
+            batch_size=size + self.training.n_replayed,
+            optimizer=self.training.optimizer,
+            clip=self.training.clip,
+            technique=self.loss.technique,
+            epoch_steps=self._epoch_steps,
         )
 
-    def _extra(self, labels: torch.Tensor) -> State:
-        """What the technique works with: the same for all, and for each row of the pool."""
-        extra = dict(self.ground.constants)
-        if self.carried and self.ground.technique is not None:
-            assert self.memory is not None
-            new = labels[self.memory.capacity :].to(self.engine.device)
-            fresh = self.ground.technique.per_sample(new, self.ground.n_classes)
-            extra |= {name: torch.cat([held, fresh[name]]) for name, held in self.carried.items()}
-        return extra
+    @property
+    def _epoch_steps(self) -> int:
+        """Steps that a loss against wrong labels counts as an epoch."""
+        return 1
+
+    def _extra(self, pool: Pool) -> State:
+        """Return the tensors that the loss works with."""
+        return dict(self.loss.constants)
 
     def classify(self) -> Asks[Classifier]:
-        return Classifier(self.ground.network, self.weights, self.image_shape)
-        yield  # nothing is asked for: the network is what it is
+        return Classifier(self.network, self.weights, self.image_shape)
+        yield  # a generator that requests no training
 
     def state(self) -> State:
         state = {name: torch.tensor(getattr(self, name)) for name in ("n_batches", "n_done", "finished")}
         state |= prefixed("weights.", self.weights) | prefixed("optimizer.", self.optimizer or {})
-        state |= prefixed("waiting.", self.waiting._asdict()) | prefixed("carried.", self.carried)
-        state["generator"] = self.generator.get_state()
-        return state | ({} if self.memory is None else prefixed("memory.", self.memory.state()))
+        state |= prefixed("waiting.", self.waiting._asdict())
+        return state | {"generator": self.generator.get_state()}
 
     def load(self, state: State) -> None:
         device = self.engine.device
@@ -169,6 +222,63 @@ class Online(Rival):
         self.optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
         waiting = part(state, "waiting.")
         self.waiting = Batch(waiting["images"].to(device), waiting["labels"].cpu(), waiting["index"].cpu())
-        self.carried = {name: t.to(device) for name, t in part(state, "carried.").items()}
-        if self.memory is not None:
-            self.memory.load(part(state, "memory."))
+
+
+@dataclass(kw_only=True)
+class ReplayLearner(OnlineLearner):
+    """An online learner with a memory, from which each step replays samples."""
+
+    memory: ReplayMemory
+    carried: State = field(default_factory=dict, init=False)  # what the loss keeps per sample, by slot of the memory
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss.technique is not None:
+            empty = torch.zeros(self.memory.capacity, dtype=torch.int64, device=self.engine.device)
+            self.carried = self.loss.technique.per_sample(empty, self.n_classes)
+
+    @property
+    def n_drawn(self) -> int:
+        """Samples of the memory that are drawn for a step."""
+        return self.training.n_replayed
+
+    @abstractmethod
+    def plan_steps(self, pool: ReplayPool) -> Iterator[Rows]: ...
+
+    def _pool(self, now: Batch, size: int) -> ReplayPool:
+        return ReplayPool(
+            now,
+            batch_size=size,
+            room=self._room,
+            memory=self.memory,
+            generator=self.generator,
+            draws=ReplayDraws(self.n_drawn, derive_seed(self.seed, "replay"), self.n_batches),
+        )
+
+    def _after(self, pool: Pool, extra: State) -> None:
+        if isinstance(pool, ReplayPool):
+            self.memory, self.generator = pool.memory, pool.generator
+            self.carried = {name: extra[name][pool.row_of_slot] for name in self.carried}
+
+    def _held_index(self) -> torch.Tensor:
+        return self.memory.index
+
+    @property
+    def _epoch_steps(self) -> int:
+        return max(1, self.memory.capacity // self.training.n_replayed)
+
+    def _extra(self, pool: Pool) -> State:
+        extra = super()._extra(pool)
+        if self.carried and self.loss.technique is not None:
+            new = pool.samples.labels[self.memory.capacity :].to(self.engine.device)
+            fresh = self.loss.technique.per_sample(new, self.n_classes)
+            extra |= {name: torch.cat([held, fresh[name]]) for name, held in self.carried.items()}
+        return extra
+
+    def state(self) -> State:
+        return super().state() | prefixed("carried.", self.carried) | prefixed("memory.", self.memory.state())
+
+    def load(self, state: State) -> None:
+        super().load(state)
+        self.carried = {name: t.to(self.engine.device) for name, t in part(state, "carried.").items()}
+        self.memory.load(part(state, "memory."))

@@ -1,4 +1,4 @@
-"""What learners have in common that only remember, and train a fresh network whenever a classifier is wanted.
+"""The part that GDumb and Multitask share: they only store samples, and train a fresh network when it is requested.
 
 The classifier is kept until the memory changes.
 """
@@ -6,6 +6,7 @@ The classifier is kept until the memory changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,42 +14,52 @@ import torch
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Report
-from purereplay.learners.baselines.ground import Rival
+from purereplay.learners.baselines.base import Baseline
+from purereplay.learners.settings import NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Job, Rehearsal
 from purereplay.nets.networks import State, part, prefixed
 
+SCRATCH_DEMO: dict[str, Any] = {"hidden": 128}
 
-@dataclass(frozen=True)
-class Training:
-    """How the fresh network is trained, by stochastic gradient descent."""
+
+@dataclass(frozen=True, kw_only=True)
+class ScratchSettings(NetworkSettings):
+    """Settings of a network that is trained from scratch."""
+
+    batch_size: int = setting("batch size", 16, unit="samples", source="paper: batch of supervised learning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScratchTraining:
+    """Training of the fresh network by stochastic gradient descent."""
 
     epochs: int
     batch_size: int
-    learning_rate: float
+    lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip_norm: float | None = None  # length that a gradient has at most
+    clip_norm: float | None = None  # largest norm of a gradient
     cutmix: float = 0.0  # probability
 
-    def rates(self, steps_per_epoch: int) -> torch.Tensor:
-        """The rate of every step."""
-        return torch.full((self.epochs * steps_per_epoch,), self.learning_rate)
+    def lrs(self, steps_per_epoch: int) -> torch.Tensor:
+        """Return the learning rate of every step."""
+        return torch.full((self.epochs * steps_per_epoch,), self.lr)
 
 
-@dataclass
-class FromScratch(Rival):
-    """One such learner."""
+@dataclass(kw_only=True)
+class ScratchLearner(Baseline):
+    """A learner that stores samples, and trains a fresh network when a classifier is requested."""
 
     memory: ReplayMemory
-    how: Training
-    waiting: list[Batch] = field(default_factory=list, init=False)  # taken, but not offered to the memory yet
+    training: ScratchTraining
+    waiting: list[Batch] = field(default_factory=list, init=False)  # taken and not offered to the memory yet
     n_done: int = field(default=0, init=False)  # batches offered so far
     _classifier: Classifier | None = field(default=None, init=False)
 
     def take(self, batch: Batch) -> None:
-        check_batch(batch, self.image_shape, self.ground.n_classes)
+        check_batch(batch, self.image_shape, self.n_classes)
         self.waiting.append(Batch(batch.images.to(self.engine.device), batch.labels.cpu(), batch.index.cpu()))
 
     @property
@@ -63,28 +74,18 @@ class FromScratch(Rival):
         self.memory.add(batch, self.generator)
         self.n_done += 1
         self._classifier = None
-        return Report(
-            buffer=self.n_done - 1,
-            index=batch.index,
-            labels=batch.labels,
-            clean_probability=None,
-            centrality=None,
-            selected_mask=None,
-            purified_index=self.memory.index,
-            expert_loss=None,
-            base_loss=None,
-        )
-        yield  # nothing is trained before it is wanted
+        return Report(buffer=self.n_done - 1, index=batch.index, labels=batch.labels, held_index=self.memory.index)
+        yield  # a generator that requests no training
 
     def classify(self) -> Asks[Classifier]:
         if self._classifier is None:
-            seed = derive_seed(self.ground.seed, "weights", self._n_seen)
-            state = self.ground.network.fresh(seed, self.engine.device)
+            seed = derive_seed(self.seed, "weights", self._n_seen)
+            state = self.network.fresh(seed, self.engine.device)
             held = self.memory.contents()
             if held.n:
                 [trained] = yield [self._job(held, state)]
                 state = trained.state
-            self._classifier = Classifier(self.ground.network, state, self.image_shape)
+            self._classifier = Classifier(self.network, state, self.image_shape)
         return self._classifier
 
     @property
@@ -92,34 +93,34 @@ class FromScratch(Rival):
         return int(self.memory.seen.sum())
 
     def _job(self, held: Batch, state: State) -> Job:
-        how, size = self.how, min(self.how.batch_size, held.n)
-        dice = np.random.Generator(np.random.PCG64(derive_seed(self.ground.seed, "order", self._n_seen)))
+        training, size = self.training, min(self.training.batch_size, held.n)
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "order", self._n_seen)))
         per_epoch = held.n // size
-        orders = [dice.permutation(held.n)[: per_epoch * size] for _ in range(how.epochs)]
-        labels, extra = held.labels.to(self.engine.device), dict(self.ground.constants)
-        if self.ground.technique is not None:
-            extra |= self.ground.technique.per_sample(labels, self.ground.n_classes)
+        orders = [rng.permutation(held.n)[: per_epoch * size] for _ in range(training.epochs)]
+        labels, extra = held.labels.to(self.engine.device), dict(self.loss.constants)
+        if self.loss.technique is not None:
+            extra |= self.loss.technique.per_sample(labels, self.n_classes)
         recipe = Rehearsal(
-            size,
-            "sgd",
-            how.momentum,
-            how.weight_decay,
-            clip_norm=how.clip_norm,
-            cutmix=how.cutmix,
-            technique=self.ground.technique,
+            batch_size=size,
+            optimizer="sgd",
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            clip_norm=training.clip_norm,
+            cutmix=training.cutmix,
+            technique=self.loss.technique,
             epoch_steps=per_epoch,
         )
         return Job(
             phase="scratch",
-            network=self.ground.network,
+            network=self.network,
             state=state,
             recipe=recipe,
             images=held.images,
             labels=labels,
             extra=extra,
-            seed=derive_seed(self.ground.seed, "draws", self._n_seen),
+            seed=derive_seed(self.seed, "draws", self._n_seen),
             index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
-            rates=how.rates(per_epoch),
+            rates=training.lrs(per_epoch),
         )
 
     def state(self) -> State:

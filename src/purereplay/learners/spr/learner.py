@@ -1,9 +1,8 @@
 """Self-Purified Replay: Algorithms 1 and 2 of the paper.
 
-Samples go into the delayed buffer D. A full D waits in a queue; its expert is trained and the Self-Centered filter
-judges it (together with all buffers that wait), what passes enters the purified buffer P, and the base is trained
-without labels on D ∪ P. Each of these steps leaves a mark in the queue, so that the state is whole after every one of
-them and work that was cut off goes on where it was.
+Samples go into the delayed buffer D. A full D waits in a queue. Its expert is trained and the filter scores it,
+together with all other waiting buffers. Samples that pass enter the purified buffer P, and the base is trained without labels on
+D ∪ P. The queue records every finished step, so the state is complete after each and interrupted work can continue.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from torch import Tensor
 from purereplay.data.batch import Batch, check_batch
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
-from purereplay.learners.base import Learner, Report
-from purereplay.learners.judging import Judging
-from purereplay.learners.waiting import Waiting
+from purereplay.learners.base import FilterReport, Learner
+from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer, from_state
+from purereplay.learners.spr.filtering import BufferFilter
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
 from purereplay.memory.reservoir import Reservoir
@@ -32,40 +31,41 @@ from purereplay.purify.self_centered import select
 _COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SelfReplay:
-    """How the base is trained on D ∪ P."""
+    """Training of the base on D ∪ P."""
 
     recipe: Contrastive  # batch_size is the whole batch, from D and P together
-    batches: Literal["halves", "halves-distinct", "union", "purified"] = "halves"
-    # halves: half from D, half from P, and D alone until P is full; union: batches from all of D ∪ P; purified: from P
-    when: Literal["every-buffer", "task-end", "never"] = "every-buffer"
-    schedule: Literal["continuing", "restart"] = "continuing"  # of the learning rate, across buffers
+    batches: Literal["halves", "halves-distinct", "union", "purified"]
+    # halves: half from D, half from P, and D alone until P is full; union: from all of D ∪ P; purified: from P
+    when: Literal["every-buffer", "task-end", "never"]
+    schedule: Literal["continuing", "restart"]  # of the learning rate, across buffers
 
 
-@dataclass
-class SPR(Learner):
-    """One continual learner; see `learners.settings` for presets and `build_spr`."""
+@dataclass(kw_only=True)
+class SPR(Learner[FilterReport]):
+    """One continual learner; `learners.spr.build` makes it from settings."""
 
-    network: Network  # of expert and base alike, with a projection head
+    network: Network  # of experts and base, with a projection head
     n_classes: int
     delayed: DelayedBuffer
     purified: PurifiedBuffer | Reservoir
-    judging: Judging
+    buffer_filter: BufferFilter
     self_replay: SelfReplay
     finetune: Supervised
     engine: Engine
     seed: int = 0
     order: Literal["filter-first", "replay-first"] = "filter-first"
     tail: Literal["process", "drop"] = "process"
-    reseed: bool = False  # True: the same random numbers for every buffer, as the released code draws them
-    queue: list[Waiting] = field(default_factory=list, init=False)
+    reseed: bool = False  # True: the same random numbers for every buffer, as in the released code
+    scored: list[ScoredBuffer] = field(default_factory=list, init=False)  # scored buffers, oldest first
+    waiting: list[FullBuffer] = field(default_factory=list, init=False)  # full buffers that are not scored yet
     n_queued: int = field(default=0, init=False)  # delayed buffers filled so far
-    n_done: int = field(default=0, init=False)  # delayed buffers worked through so far
+    n_done: int = field(default=0, init=False)  # delayed buffers finished so far
     base: State = field(init=False)
     base_optimizer: State | None = field(default=None, init=False)
-    n_replays: int = field(default=0, init=False)  # how often the base was trained
-    task_ended: bool = field(default=False, init=False)  # and the base is still to be trained for it
+    n_replays: int = field(default=0, init=False)  # trainings of the base so far
+    task_ended: bool = field(default=False, init=False)  # a task ended and the base is not trained for it yet
     _classifier: Classifier | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -73,16 +73,16 @@ class SPR(Learner):
         self.base = self.network.fresh(self._seed("base weights"), self.engine.device)
 
     def grow(self, n_classes: int) -> None:
-        """Labels below `n_classes` may come from now on; only ever more."""
+        """Allow labels below `n_classes` from now on; the number never shrinks."""
         self.purified.grow(n_classes)
         if self.purified.n_classes > self.n_classes:
             self.n_classes, self._classifier = self.purified.n_classes, None
 
     def correct(self, batch: Batch) -> None:
-        """Samples with the labels that a person gave them, judged before: they go into P, with probability 1."""
+        """Put samples with labels corrected by a person into P, with clean probability 1."""
         check_batch(batch, self.delayed.image_shape, self.n_classes)
         if not isinstance(self.purified, PurifiedBuffer):
-            raise UserError("Corrections need the purified buffer, which the setting filter=none does without.")
+            raise UserError("Corrections need a purified buffer: the setting filter=none has none.")
         self.purified.insert(batch)
         self._classifier = None
 
@@ -100,7 +100,12 @@ class SPR(Learner):
 
     @property
     def pending(self) -> bool:
-        return bool(self.queue) or self.task_ended
+        return bool(self.scored or self.waiting) or self.task_ended
+
+    @property
+    def queue(self) -> list[FullBuffer]:
+        """Delayed buffers that are full and not finished, oldest first."""
+        return [*self.scored, *self.waiting]
 
     @property
     def wants_task_ends(self) -> bool:  # type: ignore[override]
@@ -114,57 +119,54 @@ class SPR(Learner):
             self._enqueue()
         self.delayed.reset()
 
-    def work(self) -> Asks[Report | None]:
-        new = [w for w in self.queue if w.clean_probability is None]
-        if new:
-            yield from self.judging.judge(new, self.n_classes, self._seed)
+    def work(self) -> Asks[FilterReport | None]:
+        if self.waiting:
+            scored = yield from self.buffer_filter.score(self.waiting, self.n_classes, self._seed)
+            self.scored, self.waiting = self.scored + scored, self.waiting[len(scored) :]
             return None
-        if not self.queue:  # intermittent Self-Replay (figure 4b)
+        if not self.scored:  # intermittent Self-Replay (figure 4b)
             yield from self._train_base(None)
             self.task_ended, self._classifier = False, None
             return None
-        waiting = self.queue[0]
+        buffer = self.scored[0]
         if self.order == "filter-first":
-            self._filter(waiting)
-            yield from self._replay(waiting)
+            report = self._purify(buffer)
+            yield from self._replay(buffer)
         else:
-            yield from self._replay(waiting)
-            self._filter(waiting)
-        assert waiting.report is not None
-        self.queue.pop(0)
+            yield from self._replay(buffer)
+            report = self._purify(buffer)
+        self.scored.pop(0)
         self.n_done += 1
         self._classifier = None
-        return waiting.report._replace(base_loss=waiting.base_loss)
+        return buffer.finished(report)
 
-    def _filter(self, waiting: Waiting) -> None:
+    def _purify(self, buffer: ScoredBuffer) -> FilterReport:
         """P ← P ∪ Self-Centered Filter(D)."""
-        if waiting.report is not None:
-            return
-        assert waiting.clean_probability is not None
-        batch, number = waiting.batch, waiting.number
-        chosen = select(waiting.clean_probability, self._seed("selection", number))
-        generator = torch.Generator().manual_seed(self._seed("admission", number))
-        passed = Batch(*(t[chosen] for t in batch))
+        if buffer.report is not None:
+            return buffer.report
+        chosen = select(buffer.clean_probability, self._seed("selection", buffer.number))
+        generator = torch.Generator().manual_seed(self._seed("admission", buffer.number))
+        passed = Batch(*(t[chosen] for t in buffer.batch))
         if isinstance(self.purified, PurifiedBuffer):
-            self.purified.add(passed, waiting.clean_probability[chosen], generator)
+            self.purified.add(passed, buffer.clean_probability[chosen], generator)
         else:
             self.purified.add(passed, generator)
-        waiting.report = waiting.reported(selected_mask=chosen, purified_index=self.purified.index)
+        return buffer.reported(selected_mask=chosen, held_index=self.purified.index)
 
-    def _replay(self, waiting: Waiting) -> Asks[None]:
+    def _replay(self, buffer: ScoredBuffer) -> Asks[None]:
         """θ ← Self-Replay using D ∪ P."""
-        if waiting.replayed:
+        if buffer.replayed:
             return
         if self.self_replay.when == "every-buffer":
-            waiting.base_loss = yield from self._train_base(waiting.batch.images)
-        waiting.replayed = True
+            buffer.base_loss = yield from self._train_base(buffer.batch.images)
+        buffer.replayed = True
 
     def _train_base(self, delayed_images: Tensor | None) -> Asks[float | None]:
-        """One round of the base's training; returns its last loss, None where there is nothing to train on."""
+        """Train the base once; returns the last loss, or None if there is nothing to train on."""
         recipe, images, replay = self._replay_batches(delayed_images)
         if images.shape[0] < 2:  # one image has no negatives
             return None
-        gone = self.n_replays * max(0, recipe.epochs - recipe.warm_epochs)
+        epochs_before = self.n_replays * max(0, recipe.epochs - recipe.warm_epochs)
         job = Job(
             phase="base",
             network=self.network,
@@ -174,7 +176,7 @@ class SPR(Learner):
             replay=replay,
             seed=self._seed("base draws", self.n_replays),
             optimizer=self.base_optimizer,
-            start=gone if self.self_replay.schedule == "continuing" else 0,
+            start=epochs_before if self.self_replay.schedule == "continuing" else 0,
         )
         [trained] = yield [job]
         self.base, self.base_optimizer = trained.state, trained.optimizer
@@ -202,7 +204,7 @@ class SPR(Learner):
     # ---------------------------------------------------------------- Algorithm 2: the inference network
 
     def classify(self) -> Asks[Classifier]:
-        """Copy the base, put a linear layer on it, finetune on P; before P holds anything, it is not finetuned."""
+        """Copy the base, add a linear layer and finetune on P; an empty P leaves the copy as it is."""
         if self._classifier is None:
             seed = self._seed("head weights", self.n_done)
             network, state = self.network.with_head(Head(self.n_classes), self.base, seed)
@@ -228,8 +230,8 @@ class SPR(Learner):
         state = {name: torch.tensor(getattr(self, name)) for name in _COUNTS}
         state |= prefixed("delayed.", self.delayed.state()) | prefixed("purified.", self.purified.state())
         state |= prefixed("base.", self.base) | prefixed("optimizer.", self.base_optimizer or {})
-        for i, w in enumerate(self.queue):
-            state |= prefixed(f"queue.{i}.", w.state())
+        for i, buffer in enumerate(self.queue):
+            state |= prefixed(f"queue.{i}.", buffer.state())
         return state
 
     def load(self, state: State) -> None:
@@ -241,21 +243,23 @@ class SPR(Learner):
         self.n_classes = self.purified.n_classes
         self.base = {name: t.to(device) for name, t in part(state, "base.").items()}
         self.base_optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
-        n_waiting = self.n_queued - self.n_done
-        self.queue = [Waiting.from_state(part(state, f"queue.{i}."), device) for i in range(n_waiting)]
+        n_queued = self.n_queued - self.n_done
+        queue = [from_state(part(state, f"queue.{i}."), device) for i in range(n_queued)]
+        self.scored = [buffer for buffer in queue if isinstance(buffer, ScoredBuffer)]
+        self.waiting = [buffer for buffer in queue if not isinstance(buffer, ScoredBuffer)]
         self._classifier = None
 
     # ---------------------------------------------------------------- small parts
 
     def _enqueue(self) -> None:
         images, labels, index = self.delayed.contents()
-        self.queue.append(Waiting(self.n_queued, Batch(images, labels.cpu(), index.cpu())))
+        self.waiting.append(FullBuffer(self.n_queued, Batch(images, labels.cpu(), index.cpu())))
         self.n_queued += 1
         self.delayed.reset()
 
     def held(self) -> Batch:
-        """What P holds."""
+        """Return the contents of P."""
         return self.purified.contents()[0] if isinstance(self.purified, PurifiedBuffer) else self.purified.contents()
 
-    def _seed(self, what: str, number: int = 0) -> int:
-        return derive_seed(self.seed, what, 0 if self.reseed else number)
+    def _seed(self, purpose: str, number: int = 0) -> int:
+        return derive_seed(self.seed, purpose, 0 if self.reseed else number)

@@ -1,0 +1,90 @@
+"""The parts of a run, each a function of its settings and its data: dataset, given labels, stream and learner.
+
+True labels go from here to the judge only, except for the clean samples that define L2R.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from purereplay.data import datasets
+from purereplay.data.batch import Batch
+from purereplay.data.datasets import Dataset
+from purereplay.data.download import Progress
+from purereplay.data.episodes import tasks_for
+from purereplay.data.features import read_rows
+from purereplay.data.streams import Stream
+from purereplay.errors import UserError
+from purereplay.evaluate.settings import RunSettings
+from purereplay.learners import registry
+from purereplay.learners.base import DataSpec, Learner, Report
+from purereplay.learners.robust.settings import RobustSettings
+from purereplay.nets.engine import Engine
+
+
+def load(settings: RunSettings, progress: Progress | None = None) -> Dataset:
+    """Load the data of a run."""
+    dataset = datasets.load(settings.dataset, progress=progress)
+    return datasets.validation(dataset) if settings.validation else dataset
+
+
+def make_stream(settings: RunSettings, dataset: Dataset) -> tuple[NDArray[np.int64], Stream]:
+    """Return the given labels and the stream of a run: pure functions of its settings."""
+    given = datasets.given_labels(dataset, noise=settings.noise, rate=settings.noise_rate, seed=settings.seed)
+    tasks = tasks_for(settings.dataset, settings.noise, settings.episode)
+    clean = _clean_index(settings, dataset)
+    return given, Stream(dataset.images, given, tasks=tasks, seed=settings.seed, without=clean)
+
+
+def make_data_spec(settings: RunSettings, dataset: Dataset) -> DataSpec:
+    """Return everything that the learner of a run is told about its data."""
+    info = dataset.info
+    return DataSpec(
+        image_shape=info.shape,
+        n_classes=info.n_classes,
+        n_samples=len(dataset.images),
+        mean=info.mean,
+        std=info.std,
+        features=_own_features(settings, dataset),
+        clean=_clean_samples(settings, dataset),
+    )
+
+
+def make_learner(settings: RunSettings, data: DataSpec, engine: Engine) -> Learner[Report]:
+    """Return the learner of a run."""
+    return registry.entry(settings.learner).build(settings.options, data, engine=engine, seed=settings.seed)
+
+
+def _clean_index(settings: RunSettings, dataset: Dataset) -> NDArray[np.int64]:
+    """Return the samples that L2R gets with true labels, and that its stream does not contain; otherwise none."""
+    options = settings.options
+    if not isinstance(options, RobustSettings) or options.robust != "l2r":
+        return np.empty(0, np.int64)
+    return datasets.clean_index(dataset, options.l2r_clean, settings.seed)
+
+
+def _clean_samples(settings: RunSettings, dataset: Dataset) -> Batch | None:
+    index = _clean_index(settings, dataset)
+    if not len(index) or dataset.true_labels is None:
+        return None
+    arrays = dataset.images[index], dataset.true_labels[index], index
+    return Batch(*(torch.from_numpy(a) for a in arrays))
+
+
+def _own_features(settings: RunSettings, dataset: Dataset) -> torch.Tensor | None:
+    """Return the user's own features, one row per training image in the dataset's order, if the run has any."""
+    if settings.features_file is None:
+        return None
+    rows = read_rows(Path(settings.features_file))
+    n_images = len(dataset.images) + (0 if dataset.held_out is None else len(dataset.held_out))
+    if len(rows) != n_images:
+        raise UserError(
+            f"{settings.features_file} has features of {len(rows)} samples, but {settings.dataset} has "
+            f"{n_images} training images."
+        )
+    rows = rows if dataset.held_out is None else np.delete(rows, dataset.held_out, axis=0)
+    return torch.from_numpy(rows)
