@@ -1,6 +1,6 @@
 """The application that the commands belong to, and the options that several of them share.
 
-What takes long to import is imported by the commands that need it, so that --help answers at once.
+Modules that take long to import are imported by the commands that need them, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ app = typer.Typer(
     epilog="Start with [bold]purereplay demo[/bold]. Every command has --help with examples.",
 )
 
-Preset = Annotated[
-    str, typer.Option(help="default, paper, reference, quick, demo or daily; `purereplay settings` shows them.")
-]
-Seed = Annotated[int, typer.Option(help="Fixes noise, stream, networks and every draw.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")]
+Seed = Annotated[int, typer.Option(help="Seed of noise, stream, networks and all random draws.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if available.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the preset; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the learner; repeatable."),
 ]
 
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; works anywhere.")] = False,
 ) -> None:
     if version:
@@ -43,18 +41,18 @@ def root(
 
 
 def overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
-    """NAME=VALUE, as given to --set, and the settings that have an option of their own."""
+    """Return the settings given by --set NAME=VALUE and by options of their own."""
     found = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
-        found[name.strip().replace("-", "_")] = value.strip()
+        found[name.strip().replace("-", "_") if "." not in name else name.strip()] = value.strip()
     for name, option in named.items():
         if option is None:
             continue
         if name in found:
-            raise UserError(f"--{name} and --set {name} say the same thing: leave one of them out.")
+            raise UserError(f"--{name} and --set {name} set the same value: leave one of them out.")
         found[name] = option
     if "graphs" in found:
         counts = found["graphs"].split(",")

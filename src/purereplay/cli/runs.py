@@ -7,22 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from purereplay.cli.app import Device, Preset, Seed, SetOption, app, overrides
-from purereplay.cli.options import (
-    Dataset,
-    Episode,
-    Features,
-    Filter,
-    Graphs,
-    LearnerName,
-    Precision,
-    Robust,
-    Validation,
-    takes_run_options,
-)
-from purereplay.errors import UserError
+from purereplay.cli.app import Seed, app
+from purereplay.cli.options import Dataset, takes_lists_of_run_options, takes_run_options
+from purereplay.learners.registry import names
 
 if TYPE_CHECKING:
+    from purereplay.evaluate.judge import Line
     from purereplay.evaluate.settings import RunSettings
 
 
@@ -44,19 +34,31 @@ def run(
 
         purereplay run --dataset mnist --learner crs --robust sl --out runs/d
     """
-    from purereplay.report import console
+    _run(settings, out, resume=False)
 
-    console.run(settings, out, resume=False)
+
+def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
+    """Run with progress, and show the result."""
+    from purereplay.evaluate import running
+    from purereplay.nets.engine import own_the_process
+    from purereplay.report import runs as report
+    from purereplay.report.progress import run_bars
+
+    own_the_process()
+    with run_bars(report.announce) as observer:
+        result = running.run(settings, path, observer, resume=resume)
+    report.show_result(path, result)
+    return result
 
 
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
     device: Annotated[
-        str | None, typer.Option(help="Go on on another device; results then differ in rounding.")
+        str | None, typer.Option(help="Continue on another device; results then differ in rounding.")
     ] = None,
 ) -> None:
-    """Go on with a run after any kill; it ends as if it had never stopped.
+    """Continue a run after a stop or a kill; its result is the same as without the interruption.
 
     Example:
 
@@ -64,41 +66,28 @@ def resume(
     """
     from purereplay.evaluate.results import RunDirectory
     from purereplay.evaluate.settings import on_device
-    from purereplay.report import console
+    from purereplay.report.runs import show_result
 
     directory, settings = RunDirectory.open(run)
     if (result := directory.result()) is not None:
-        console.finished(run, result)
+        show_result(run, result)
         return
-    console.run(on_device(settings, device or settings.device), run, resume=True)
+    _run(on_device(settings, device or settings.device), run, resume=True)
 
 
 @app.command()
+@takes_lists_of_run_options
 def sweep(
+    runs: dict[Path, RunSettings],
     out: Annotated[Path, typer.Option(help="Folder that gets one run folder per combination.")],
-    dataset: Dataset = "digits",
-    noise: Annotated[
-        str | None, typer.Option(help="As for `run`; or each with a rate of its own: symmetric:0.4,asymmetric:0.2.")
-    ] = None,
-    noise_rate: Annotated[str, typer.Option(help="Share of wrong labels; a list, as all of these.")] = "0.4",
-    episode: Episode = "A",
-    learner: LearnerName = "spr",
-    preset: Preset = "default",
-    seed: Annotated[str, typer.Option(help="Seeds.")] = "1",
-    budget: Annotated[str, typer.Option(help="Factors on the preset's self-supervised epochs.")] = "1",
-    device: Device = "auto",
-    precision: Precision = "auto",
-    robust: Robust = None,
-    filter_: Filter = None,
-    graphs: Graphs = None,
-    features: Features = None,
-    validation: Validation = False,
-    set_: SetOption = None,
 ) -> None:
-    """Run every combination of lists, trained side by side wherever networks have one shape.
+    """Run every combination of lists; networks of one shape are trained side by side.
 
-    The same command again goes on with what was stopped. On CUDA with bf16 a perceptron's run ends with the same bits
-    as when it is run alone; elsewhere results side by side equal those of single runs up to rounding.
+    Options take comma-separated lists. A noise may have its own rate, as in symmetric:0.4,asymmetric:0.2. A setting may
+    concern one learner only, as in --set gdumb.epochs=50.
+
+    The same command continues a sweep that was stopped. On CUDA with bf16 the runs of an mlp have the same bits as when
+    run alone; otherwise results side by side equal those of single runs up to rounding.
 
     Examples:
 
@@ -108,69 +97,58 @@ def sweep(
 
         purereplay sweep --preset demo --graphs none,5,20 --seed 1,2,3 --out runs/graphs
 
-        purereplay sweep --dataset mnist --learner crs,gdumb --robust none,sl,jocor --seed 1,2,3 --out runs/rivals
+        purereplay sweep --dataset mnist --learner crs,gdumb --robust none,sl,jocor --seed 1,2,3 --out runs/baselines
     """
-    from purereplay.evaluate.sweep import combinations
-    from purereplay.report import console
+    from purereplay.evaluate import running
+    from purereplay.nets.engine import own_the_process
+    from purereplay.report import runs as report
+    from purereplay.report.progress import out as console
+    from purereplay.report.progress import run_bars
 
-    lists = {
-        "dataset": dataset,
-        "noise": noise or "",
-        "noise_rate": noise_rate,
-        "episode": episode,
-        "learner": learner,
-        "preset": preset,
-        "budget": budget,
-        "seed": seed,
-    }
-    chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
-    brought = None if features is None else str(features)
-    runs = combinations(
-        lists, chosen, device=device, precision=precision, out=out, validation=validation, features=brought
-    )
-    console.sweep(runs)
+    n_left = len(running.unfinished_runs(runs))
+    console.print(f"{len(runs)} runs, {len(runs) - n_left} of them already finished")
+    own_the_process()
+    with run_bars(report.announce) as observer:
+        outcome = running.sweep(runs, observer)
+    report.show_sweep(outcome)
+    if outcome.failure is not None:
+        raise outcome.failure
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the run; replaced when it holds an earlier demo.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the run; an earlier demo in it is replaced.")] = Path(
         "runs/demo"
     ),
     seed: Seed = 1,
 ) -> None:
-    """Self-Purified Replay on 1,797 handwritten digits, 40 % of the labels wrong: about a minute, no download.
+    """Run Self-Purified Replay on 1,797 handwritten digits with 40 % wrong labels: about a minute, no download.
 
-    Two rivals then learn the same stream: plain replay (crs) and GDumb.
+    Two baselines then learn the same stream: plain replay (crs) and GDumb.
 
     Example:
 
         purereplay demo
     """
-    from purereplay.evaluate.results import RunDirectory, read_json
+    from purereplay.evaluate.compare import collect
+    from purereplay.evaluate.running import clear_demo
     from purereplay.evaluate.settings import resolve
-    from purereplay.report import compare, console
+    from purereplay.report.compare import show_comparison
 
     learners = {out: "spr", out / "crs": "crs", out / "gdumb": "gdumb"}
-    for path in learners:
-        if (path / "settings.json").exists():
-            earlier = read_json(path / "settings.json", "")  # perhaps of another version, so only looked at
-            if (earlier.get("dataset"), earlier.get("preset")) != ("digits", "demo"):
-                raise UserError(f"{path} holds a run that is not a demo: choose another --out.")
-            directory = RunDirectory(path)
-            with directory.locked():
-                directory.remove()
+    clear_demo(list(learners))
     for path, learner in learners.items():
         settings = resolve(dataset="digits", learner=learner, preset_name="demo", seed=seed, device="cpu")
-        console.run(settings, path, resume=False)
-    compare.compare(list(learners), "accuracy", out / "compared.png")
+        _run(settings, path, resume=False)
+    show_comparison(collect(list(learners), "accuracy"), "accuracy", out / "compared.png")
 
 
 @app.command()
 def plot(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file; default: run.png in the folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file. [default: run.png in the folder]")] = None,
 ) -> None:
-    """Draw a run: accuracy after each task, and how clean the purified buffer is.
+    """Draw a run: accuracy after each task, and wrong labels in the stream, after the filter and in P.
 
     Example:
 
@@ -185,11 +163,11 @@ def plot(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those that are not finished are passed by.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; unfinished ones are skipped.")],
     measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise or forgetting.")] = "accuracy",
     out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file for a bar chart.")] = None,
 ) -> None:
-    """Put runs side by side: mean ± standard deviation over seeds, the best in bold, and a bar chart.
+    """Compare runs: mean ± standard deviation over seeds, the best in bold, and a bar chart.
 
     Examples:
 
@@ -197,24 +175,25 @@ def compare(
 
         purereplay compare runs/rates/* --measure filtered_noise --out rates.png
     """
-    from purereplay.report import compare as comparing
+    from purereplay.evaluate.compare import collect
+    from purereplay.report.compare import show_comparison
 
-    comparing.compare(runs, measure, out)
+    show_comparison(collect(runs, measure), measure, out)
 
 
 @app.command()
 def paper(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or files of results (.json, .jsonl).")],
-    table: Annotated[str, typer.Option(help="Which table: overall_accuracy, filtering_e5, …")] = "overall_accuracy",
+    table: Annotated[str, typer.Option(help="Table of the paper: overall_accuracy, filtering_e5, …")] = (
+        "overall_accuracy"
+    ),
     dataset: Dataset = "mnist",
-    budget: Annotated[
-        float, typer.Option(help="Of spr and its parts take the runs at this factor on the epochs.")
-    ] = 1.0,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+    budget: Annotated[float, typer.Option(help="Use the runs of spr and its parts with this budget.")] = 1.0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """Put runs beside the paper's numbers: mean ± standard deviation (the paper's), and whether it is within 3 points.
+    """Compare runs with the paper: mean ± standard deviation, the paper's value, and whether they agree to 3 points.
 
-    Runs with changed options, of other presets or judged on validation data are passed by.
+    Runs with changed settings, of other presets or evaluated on validation data are skipped.
 
     Examples:
 
@@ -222,46 +201,72 @@ def paper(
 
         purereplay paper runs/filters/* --table filtering_e5 --markdown
     """
-    from purereplay.paper import beside
+    from purereplay.paper.beside import paper_lines
+    from purereplay.report.runs import show_lines
 
-    beside.show(table, dataset, runs, markdown=markdown, budget=budget)
+    show_lines(paper_lines(table, dataset, runs, budget=budget), markdown=markdown)
 
 
 @app.command()
 @takes_run_options
 def estimate(settings: RunSettings) -> None:
-    """Say how many steps, how much memory and about how long a run would take here. Takes the options of `run`.
+    """Print the steps, memory and approximate time of a run on this machine. Takes the options of `run`.
 
     Example:
 
         purereplay estimate --dataset mnist --preset default --budget 0.1
     """
-    from purereplay.report import console
+    import torch
 
-    console.estimate(settings)
+    from purereplay.evaluate.estimate import estimate as estimate_run
+    from purereplay.evaluate.experiment import device_name
+    from purereplay.evaluate.preparation import load, make_data_spec, make_learner, make_stream
+    from purereplay.nets.engine import Engine, own_the_process
+    from purereplay.report.progress import loading_bars, out, progress_bars
+    from purereplay.report.runs import show_estimate
+
+    with progress_bars() as bars:
+        data = load(settings, loading_bars(bars))
+    _, stream = make_stream(settings, data)
+    own_the_process()
+    engine = Engine(torch.device(settings.device), precision=settings.precision)
+    with out.status("timing a few steps of each phase"):
+        learner = make_learner(settings, make_data_spec(settings, data), engine)
+        guess = estimate_run(settings, learner, stream.task_ends)
+    show_estimate(settings, len(stream), guess, device_name(engine.device))
 
 
 @app.command()
 def datasets() -> None:
     """List the datasets: size, licence, where each was found or how to get it."""
-    from purereplay.report import console
+    from purereplay.data import datasets as data
+    from purereplay.data.catalogue import info_for
+    from purereplay.data.sources import cache_root
+    from purereplay.report.runs import show_datasets
 
-    console.datasets()
+    show_datasets([(info_for(name), data.found_at(name)) for name in data.names()], cache_root())
 
 
 @app.command()
 def settings(
-    preset: Annotated[str | None, typer.Option(help="Show one preset only.")] = None,
-    learner: LearnerName = "spr",
+    learner: Annotated[str, typer.Argument(help=f"Learner: {', '.join(names())}.")] = "spr",
+    preset: Annotated[str | None, typer.Option(help="Show the values of this preset.")] = None,
 ) -> None:
-    """List every setting with its value in each preset; a rival's have no presets.
+    """List every setting of a learner: default, unit, meaning, and its source in the paper or the released code.
 
     Examples:
 
-        purereplay settings --preset paper
+        purereplay settings
 
-        purereplay settings --learner gdumb
+        purereplay settings gdumb
+
+        purereplay settings spr --preset paper
     """
-    from purereplay.report import console
+    from purereplay.learners.registry import entry
+    from purereplay.learners.settings import preset_values
+    from purereplay.report.runs import show_settings
 
-    console.settings(preset, learner)
+    found = entry(learner)
+    if preset is not None:
+        preset_values(found.settings, preset)  # an unknown preset is an error
+    show_settings(found, preset)

@@ -70,7 +70,7 @@ class Judge:
         }
 
     def task_line(self, task: int, classifier: Classifier) -> Line:
-        """Return the line of metrics.jsonl at the end of a task: accuracy on the whole test set, unseen classes included."""
+        """Return the line of metrics.jsonl at the end of a task: accuracy on all test classes, unseen ones included."""
         right = classifier.predict(self.test_images).cpu() == self.test_labels
         return {
             "event": "task",

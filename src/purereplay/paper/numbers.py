@@ -33,10 +33,6 @@ class PaperTable(NamedTuple):
 _NOISES = {"random_symmetric": "symmetric", "superclass_symmetric": "superclass", "real": "none"}
 
 
-def table_names() -> list[str]:
-    return list(dict.fromkeys(row["table"] for row in _rows()))
-
-
 def paper_table(name: str, dataset: str) -> PaperTable:
     rows = [row for row in _rows() if row["table"] == name and row["dataset"] == dataset]
     if not rows:

@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.logging import RichHandler
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
 
-from purereplay.data.download import Progress as DownloadProgress
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
-from purereplay.nets.engine import Account
-from purereplay.nets.engine import Progress as EngineProgress
+from purereplay.evaluate.running import Observer
+from purereplay.evaluate.settings import RunSettings
+from purereplay.nets.engine import Account, Progress
 
 out = Console(highlight=False, soft_wrap=True)
 
 
-class Show:
-    """Turns the news of the engine and of one or more experiments into bars and lines."""
+class RunBars(Observer):
+    """Shows the progress of one or more runs as bars and lines."""
 
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, bars: Bars, stack: ExitStack, announce: Callable[..., None]) -> None:
         self.bars = bars
+        self.stack = stack  # closed when the runs are over
+        self.announce = announce  # prints one line about a run that starts
+        self.interrupted: list[bool] = []  # not empty once Ctrl-C was pressed
+        self._show_loading = loading_bars(bars)
         self.experiments: list[Experiment] = []
-        self.interrupted: list[bool] = []  # holds something once Ctrl-C was pressed
         self.last: dict[str, dict[str, float | None]] = {"purity": {}, "accuracy": {}}  # by run folder
-        self.memory: dict[str, str] = {}  # what a run's memory is called
+        self.memory: dict[str, str] = {}  # name of a run's memory
         self.buffers: TaskID | None = None
         self.job: TaskID | None = None
-        self.said = time.monotonic()
+        self.logged_at = time.monotonic()
 
-    def training(self, now: EngineProgress) -> None:
-        """Called by the engine a few times a second; the one place where a run can be interrupted."""
+    def loading(self, name: str, done: int, total: int | None) -> None:
+        self._show_loading(name, done, total)
+
+    def started(self, path: Path, settings: RunSettings, *, resumed: bool) -> None:
+        self.announce(settings, path, resumed=resumed)
+
+    def prepared(self, experiments: list[Experiment]) -> None:
+        self.experiments = experiments
+        self.interrupted = self.stack.enter_context(interruptible())
+
+    def training(self, now: Progress) -> None:
+        """Update the bars; the only place where a run can be interrupted."""
         if self.interrupted:
             raise Interrupted("Stopped.")
-        if not self.experiments:
-            return
         if self.job is None:
             self.buffers = self.bars.add_task("buffers", what="")
             self.job = self.bars.add_task("training", total=1, what="")
@@ -48,63 +63,74 @@ class Show:
         self.bars.update(self.job, completed=now.done, total=now.total, what=what)
         self._update_buffers(now)
 
-    def line(self, experiment: Experiment) -> Callable[[Line], None]:
-        """What is called with every line of this experiment's metrics.jsonl."""
+    def measured(self, experiment: Experiment, line: Line) -> None:
         name = experiment.run.path.name
+        if line["event"] == "buffer":
+            self.last["purity"][name] = line["purity"]
+            self.memory[name] = "the memory" if line["n_passed"] is None else "P"
+        else:
+            self.last["accuracy"][name] = line["accuracy"]
+            purity = self.last["purity"].get(name)
+            prefix = f"{name}: " if len(self.experiments) > 1 else ""
+            text = f"{prefix}task {line['task'] + 1} (classes {', '.join(map(str, line['classes']))}): "
+            text += f"accuracy {percent(line['accuracy'])}"
+            self.bars.print(text + ("" if purity is None else f", purity of {self.memory[name]} {percent(purity)}"))
+        self._update_buffers(None)
 
-        def hear(line: Line) -> None:
-            if line["event"] == "buffer":
-                self.last["purity"][name] = line["purity"]
-                self.memory[name] = "the memory" if line["n_passed"] is None else "P"
-            else:
-                self.last["accuracy"][name] = line["accuracy"]
-                purity = self.last["purity"].get(name)
-                who = f"{name}: " if len(self.experiments) > 1 else ""
-                text = f"{who}task {line['task'] + 1} (classes {', '.join(map(str, line['classes']))}): "
-                text += f"accuracy {percent(line['accuracy'])}"
-                self.bars.print(text + ("" if purity is None else f", purity of {self.memory[name]} {percent(purity)}"))
-            self._update_buffers(None)
-
-        return hear
-
-    def _update_buffers(self, now: EngineProgress | None) -> None:
+    def _update_buffers(self, now: Progress | None) -> None:
         if self.buffers is None:
             return
         done = sum(e.learner.n_done for e in self.experiments)
-        total = sum(e.plan.n_buffers for e in self.experiments)
+        total = sum(e.workload.n_buffers for e in self.experiments)
         left = remaining(self.experiments, now)
         what = f"{done} of {total}" + ("" if left is None else f", {duration(left)} left")
         for measure, by_run in self.last.items():
             known = [value for value in by_run.values() if value is not None]
             what += f", {measure} {percent(sum(known) / len(known))}" if known else ""
         self.bars.update(self.buffers, completed=done, total=total, what=what)
-        if not out.is_terminal and time.monotonic() - self.said > 30:  # a log file wants a line now and then
-            self.said = time.monotonic()
+        if not out.is_terminal and time.monotonic() - self.logged_at > 30:  # a log file gets a line now and then
+            self.logged_at = time.monotonic()
             self.bars.print(f"buffers {what}")
 
 
-def remaining(experiments: list[Experiment], now: EngineProgress | None) -> float | None:
-    """Seconds left of runs."""
-    phases = {phase for e in experiments for phase in e.plan.steps}
-    total = {phase: sum(e.plan.steps.get(phase, 0) for e in experiments) for phase in phases}
+@contextmanager
+def run_bars(announce: Callable[..., None]) -> Iterator[RunBars]:
+    """Show bars while runs are trained; warnings of the library appear above them."""
+    log_to(out)
+    with progress_bars() as bars, ExitStack() as stack:
+        yield RunBars(bars, stack, announce)
+
+
+def log_to(console: Console) -> None:
+    """Print warnings of the library in the terminal."""
+    handler = RichHandler(console=console, show_path=False, show_time=False)
+    logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
+
+
+def remaining(experiments: list[Experiment], now: Progress | None) -> float | None:
+    """Return the seconds that runs still take."""
+    phases = {phase for e in experiments for phase in e.workload.steps}
+    total = {phase: sum(e.workload.steps.get(phase, 0) for e in experiments) for phase in phases}
     return seconds_left(total, [e.account for e in experiments], now)
 
 
-def seconds_left(total: dict[str, int], accounts: list[Account], now: EngineProgress | None) -> float | None:
-    """Of steps by phase, from the measured speed of each phase; one not met yet counts as fast as the others."""
+def seconds_left(total: dict[str, int], accounts: list[Account], now: Progress | None) -> float | None:
+    """Return the seconds for the remaining steps by each phase's measured speed; a new phase counts as average."""
     seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in accounts) for phase in total}
     done = {phase: sum(a.steps.get(phase, 0) for a in accounts) for phase in total}
     speeds = {phase: seconds[phase] / done[phase] for phase in total if done[phase]}
     if not speeds:
         return None
-    usual = sum(speeds.values()) / len(speeds)
+    average = sum(speeds.values()) / len(speeds)
     running = {now.phase: now.done * now.n_networks} if now else {}
-    return sum(max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, usual) for phase in total)
+    return sum(
+        max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, average) for phase in total
+    )
 
 
 @contextmanager
 def interruptible() -> Iterator[list[bool]]:
-    """Ctrl-C becomes a note that the engine finds at its next look; a second one stops at once."""
+    """Turn Ctrl-C into an entry of the list, which is read between training steps; a second Ctrl-C stops at once."""
     asked: list[bool] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -119,13 +145,14 @@ def interruptible() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def progress_bars(*, disable: bool = False) -> Progress:
+def progress_bars(*, disable: bool = False) -> Bars:
+    """Return empty bars; tasks have a text `what` behind the bar."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}")
-    return Progress(*columns, console=out, transient=True, disable=disable)
+    return Bars(*columns, console=out, transient=True, disable=disable)
 
 
-def download_bars(bars: Progress) -> DownloadProgress:
-    """A bar for everything that is fetched or decoded; what is counted may be bytes or images."""
+def loading_bars(bars: Bars) -> Callable[[str, int, int | None], None]:
+    """Return a callback with one bar for each download or file; it counts bytes or images."""
     tasks: dict[str, TaskID] = {}
 
     def show(name: str, done: int, total: int | None) -> None:
@@ -138,10 +165,12 @@ def download_bars(bars: Progress) -> DownloadProgress:
 
 
 def percent(share: float | None) -> str:
+    """Return a share in [0, 1] as text."""
     return "unknown" if share is None else f"{100 * share:.1f} %"
 
 
 def duration(seconds: float) -> str:
+    """Return seconds as text with a suitable unit."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 3600:

@@ -1,8 +1,8 @@
 """Self-Purified Replay: Algorithms 1 and 2 of the paper.
 
 Samples go into the delayed buffer D. A full D waits in a queue. Its expert is trained and the filter scores it,
-together with all other waiting buffers. Samples that pass enter the purified buffer P, and the base is trained without labels on
-D ∪ P. The queue records every finished step, so the state is complete after each and interrupted work can continue.
+together with all other waiting buffers. Samples that pass enter the purified buffer P, and the base is trained without
+labels on D ∪ P. The queue records every finished step, so the state is always complete and interrupted work continues.
 """
 
 from __future__ import annotations

@@ -1,0 +1,82 @@
+"""Finished runs grouped by learner and data: within a group only the seed differs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from purereplay.errors import UserError
+from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.settings import RunSettings, changed_options
+from purereplay.learners.settings import takes_budget
+
+MEASURES = {  # in result.json: in words
+    "accuracy": "accuracy",
+    "purity": "purity of the memory",
+    "filtered_noise": "filtered noise",
+    "forgetting": "forgetting",
+}
+
+
+class Cell(NamedTuple):
+    """One measure, in %, of runs that differ by their seed alone."""
+
+    values: list[float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation; None for a single run."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
+    def text(self) -> str:
+        """Return mean ± standard deviation."""
+        return f"{self.mean:.1f}" + ("" if self.spread is None else f" ± {self.spread:.1f}")
+
+
+Cells = dict[tuple[str, str], Cell]  # by learner and by data
+
+
+def collect(paths: list[Path], measure: str) -> Cells:
+    """Return a measure of the finished runs among the folders."""
+    if measure not in MEASURES:
+        raise UserError(f"The measure {measure!r} is unknown: choose one of {', '.join(MEASURES)}.")
+    values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    n_finished = 0
+    for path in paths:
+        if not (path / "result.json").exists():
+            continue
+        directory, settings = RunDirectory.open(path)
+        value = (directory.result() or {}).get(measure)
+        n_finished += 1
+        if value is not None:
+            values[describe_learner(settings), describe_data(settings)][settings.seed] = 100 * value
+    if not n_finished:
+        raise UserError("None of these folders holds a finished run.")
+    if not values:
+        raise UserError(f"None of these runs has measured its {MEASURES[measure]}.")
+    return {key: Cell(list(by_seed.values())) for key, by_seed in values.items()}
+
+
+def describe_learner(settings: RunSettings) -> str:
+    """Return the learner with all options that are not at their defaults."""
+    robust = getattr(settings.options, "robust", "none")
+    parts = [settings.learner + ("" if robust == "none" else f" + {robust}")]
+    parts += [] if settings.preset == "default" else [settings.preset]
+    if settings.budget != 1 and takes_budget(type(settings.options)):
+        parts.append(f"budget {settings.budget:g}")
+    parts += [f"{name}={own}" for name, own in changed_options(settings).items() if name != "robust"]
+    return ", ".join(parts)
+
+
+def describe_data(settings: RunSettings) -> str:
+    """Return the dataset with its noise, episode and split."""
+    noise = "own labels" if settings.noise == "none" else f"{settings.noise} {100 * settings.noise_rate:g} %"
+    more = [] if settings.episode == "A" else [f"episode {settings.episode}"]
+    return ", ".join([settings.dataset, noise, *more, *(["validation"] if settings.validation else [])])

@@ -1,0 +1,120 @@
+"""The loop of `run` and `sweep`: start or resume runs, train them together, return their results.
+
+Nothing is printed here. An `Observer` receives the progress; its `training` may raise Interrupted to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from purereplay.data.datasets import Dataset
+from purereplay.errors import Interrupted, UserError
+from purereplay.evaluate.experiment import Experiment, prepare
+from purereplay.evaluate.judge import Line
+from purereplay.evaluate.preparation import load
+from purereplay.evaluate.results import RunDirectory, read_json
+from purereplay.evaluate.settings import RunSettings
+from purereplay.nets.engine import Engine, Progress, drive_together
+
+
+class Observer:
+    """Receives the progress of runs; this one ignores it."""
+
+    def loading(self, name: str, done: int, total: int | None) -> None:
+        """Data are downloaded or decoded."""
+
+    def started(self, path: Path, settings: RunSettings, *, resumed: bool) -> None:
+        """A run starts or continues."""
+
+    def prepared(self, experiments: list[Experiment]) -> None:
+        """All runs are ready to be trained."""
+
+    def training(self, now: Progress) -> None:
+        """The engine trains; called a few times a second."""
+
+    def measured(self, experiment: Experiment, line: Line) -> None:
+        """A run appended a line to metrics.jsonl."""
+
+
+class SweepOutcome(NamedTuple):
+    """The results of a sweep."""
+
+    results: dict[Path, Line | None]  # None: the run failed
+    failure: UserError | None  # of the first run that failed
+
+
+def run(settings: RunSettings, path: Path, observer: Observer | None = None, *, resume: bool = False) -> Line:
+    """Run or resume one experiment and return its result."""
+    if not resume:
+        RunDirectory.check_free(path)
+    [result] = run_together({path: settings}, observer or Observer())
+    return result
+
+
+def sweep(runs: Mapping[Path, RunSettings], observer: Observer | None = None) -> SweepOutcome:
+    """Run many experiments side by side; finished ones are skipped, stopped ones continue."""
+    unfinished = unfinished_runs(runs)
+    failure = None
+    try:
+        if unfinished:
+            run_together(unfinished, observer or Observer())
+    except Interrupted:
+        raise
+    except UserError as error:  # of one run; the others continued
+        failure = error
+    return SweepOutcome({path: RunDirectory(path).result() for path in runs}, failure)
+
+
+def unfinished_runs(runs: Mapping[Path, RunSettings]) -> dict[Path, RunSettings]:
+    """Return the runs without a result; UserError if a folder holds a run with other settings."""
+    for path, wanted in runs.items():
+        if (path / "settings.json").exists() and RunDirectory.open(path)[1] != wanted:
+            raise UserError(f"{path} holds a run with other settings: choose another --out.")
+    return {path: settings for path, settings in runs.items() if RunDirectory(path).result() is None}
+
+
+def run_together(runs: Mapping[Path, RunSettings], observer: Observer) -> list[Line]:
+    """Start or resume runs on one device and train them together; returns their results."""
+    first = next(iter(runs.values()))
+    engine = Engine(torch.device(first.device), precision=first.precision, watch=observer.training)
+    datasets: dict[tuple[str, bool], Dataset] = {}
+    experiments: list[Experiment] = []
+    with ExitStack() as locks:
+        for path, settings in runs.items():
+            resume = (path / "settings.json").exists()
+            observer.started(path, settings, resumed=resume)
+            if resume:
+                locks.enter_context(RunDirectory(path).locked())
+            key = settings.dataset, settings.validation
+            if key not in datasets:
+                datasets[key] = load(settings, observer.loading)
+            experiment = prepare(settings, path, resume=resume, engine=engine, dataset=datasets[key])
+            if not resume:
+                locks.enter_context(experiment.run.locked())
+            experiments.append(experiment)
+        observer.prepared(experiments)
+        works = [e.running(lambda line, e=e: observer.measured(e, line)) for e in experiments]  # type: ignore[misc]
+        try:
+            return drive_together(works, engine, [e.account for e in experiments])
+        except Interrupted:
+            paths = list(runs)
+            how = f"`purereplay resume {paths[0]}`" if len(paths) == 1 else "the same command"
+            raise Interrupted(f"Stopped after a checkpoint: {how} continues from here.") from None
+
+
+def clear_demo(paths: list[Path]) -> None:
+    """Remove the files of an earlier demo; UserError if a folder holds another run."""
+    for path in paths:
+        if not (path / "settings.json").exists():
+            continue
+        earlier = read_json(path / "settings.json", "")  # may be of another version, so it is not parsed
+        if (earlier.get("dataset"), earlier.get("preset")) != ("digits", "demo"):
+            raise UserError(f"{path} holds a run that is not a demo: choose another --out.")
+        directory = RunDirectory(path)
+        with directory.locked():
+            directory.remove()

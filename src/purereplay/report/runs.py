@@ -1,0 +1,173 @@
+"""Runs in the terminal: announcements, results and lists as aligned tables."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from purereplay.data.catalogue import DatasetInfo
+from purereplay.errors import UserError
+from purereplay.evaluate.estimate import Estimate
+from purereplay.evaluate.judge import Line
+from purereplay.evaluate.running import SweepOutcome
+from purereplay.evaluate.settings import RunSettings
+from purereplay.learners.registry import Entry
+from purereplay.learners.settings import PRESETS
+from purereplay.report.pictures import draw_run
+from purereplay.report.progress import duration, out, percent
+
+
+def announce(settings: RunSettings, path: Path, *, resumed: bool) -> None:
+    """Print one line about a run that starts or continues."""
+    noise = "its own labels" if settings.noise == "none" else f"{percent(settings.noise_rate)} {settings.noise} noise"
+    budget = "" if settings.budget == 1 else f", budget {settings.budget:g}"
+    verb = "continuing" if resumed else "learning"
+    out.print(
+        f"{verb} {settings.dataset} with {noise}: {settings.learner}, preset {settings.preset}{budget}, "
+        f"seed {settings.seed}, {settings.device}, in {path}"
+    )
+
+
+def show_result(path: Path, result: Line) -> None:
+    """Print a result and draw it."""
+    try:
+        _show_result(path, result)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path / 'result.json'} is damaged: {error} is missing or of the wrong kind.") from None
+
+
+def _show_result(path: Path, result: Line) -> None:
+    draw_run(path, path / "run.png")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("accuracy at the end", percent(result["accuracy"]))
+    if len(result["accuracy_after_task"]) > 1:
+        table.add_row("after each task", "  ".join(percent(a) for a in result["accuracy_after_task"]))
+        table.add_row("forgetting", percent(result["forgetting"]))
+    table.add_row("noise in the stream", percent(result["stream_noise"]))
+    if result["n_passed"] is not None:
+        table.add_row("noise in what passed the filter", percent(result["passed_noise"]))
+    table.add_row(
+        "purity of P" if result["n_passed"] is not None else "purity of the memory", percent(result["purity"])
+    )
+    table.add_row("filtered noise", percent(result["filtered_noise"]))
+    times = "  ".join(f"{phase} {duration(s)}" for phase, s in result["seconds"].items() if phase != "total")
+    table.add_row("time", f"{duration(result['seconds']['total'])}  ({times})")
+    out.print(table)
+    if result.get("judged_on") == "validation":
+        out.print("evaluated on held-out training data, not on the test set")
+    if result["budget"] != 1:
+        out.print(f"at {result['budget']:g} times the preset's self-supervised epochs")
+    out.print(f"in [bold]{path}[/bold]: result.json, metrics.jsonl, run.png")
+
+
+def show_sweep(outcome: SweepOutcome) -> None:
+    """Print the results of a sweep and draw each run."""
+    table = Table("run", "accuracy", "purity of P", "filtered noise", "time", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for path, result in outcome.results.items():
+        if result is None:
+            table.add_row(path.name, "failed", "", "", "")
+            continue
+        shares = [percent(result[key]) for key in ("accuracy", "purity", "filtered_noise")]
+        table.add_row(path.name, *shares, duration(result["seconds"]["total"]))
+        draw_run(path, path / "run.png")
+    out.print(table)
+
+
+def show_estimate(settings: RunSettings, n_samples: int, guess: Estimate, device: str) -> None:
+    """Print steps, memory and time of a run that is not started."""
+    names = ("phase", "steps", "ms per step", "time", "at once", "would fit")
+    table = Table(*names, box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for phase, speed in guess.seconds_per_step.items():
+        steps = guess.workload.steps[phase]
+        side, fit = guess.side_by_side[phase], guess.fit[phase]
+        table.add_row(phase, f"{steps:,}", f"{1000 * speed:.3f}", duration(steps * speed), f"{side}", f"{fit:,}")
+    budget = "" if settings.budget == 1 else f", at {settings.budget:g} times the preset's self-supervised epochs"
+    out.print(f"{n_samples:,} samples of {settings.dataset} fill {guess.workload.n_buffers} delayed buffers{budget}")
+    out.print(table)
+    out.print(
+        f"about [bold]{duration(guess.seconds)}[/bold] on {device}, in about {guess.memory / 2**20:,.0f} MiB of memory"
+    )
+
+
+def show_datasets(places: list[tuple[DatasetInfo, Path | None]], cache: Path) -> None:
+    """Print the datasets and where each was found."""
+    table = Table("name", "train", "test", "image", "classes", "licence", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[:5]:
+        column.justify, column.no_wrap = "right", True
+    table.columns[0].justify = "left"
+    for info, _ in places:
+        shape = "×".join(map(str, info.shape))
+        table.add_row(info.name, f"{info.n_train:,}", f"{info.n_test:,}", shape, str(info.n_classes), info.licence)
+    out.print(table)
+    out.print()
+    width = max(len(info.name) for info, _ in places)
+    for info, place in places:
+        found = f"found in {place}" if place else f"[yellow]not here[/yellow], {info.how}"
+        out.print(f"{info.name:{width}}  {found}")
+    out.print(f"\nFiles are searched under PUREREPLAY_DATA, then in {cache}.")
+
+
+def show_settings(entry: Entry, preset: str | None) -> None:
+    """Print every setting of a learner: default, unit, meaning, source, and the presets that change it."""
+    presets = entry.settings.presets
+    changed = {name: values for name, values in presets.items() if preset in (None, name)}
+    table = Table("setting", "default" if preset is None else preset, "unit", "meaning", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    for f in fields(entry.settings):
+        value = default_text(f)
+        if preset is not None and f.name in changed.get(preset, {}):
+            value = setting_text(changed[preset][f.name])
+        if f.name in entry.fixed:
+            value = setting_text(entry.fixed[f.name])
+        meaning = Text(f.metadata["meaning"])
+        for text in (_by_data(f), _source(f), _in_presets(f.name, changed) if preset is None else ""):
+            meaning.append(text, style="dim")
+        bold = preset is not None and f.name in changed.get(preset, {})
+        table.add_row(f.name, Text(value, style="bold" if bold else ""), f.metadata["unit"], meaning)
+    out.print(f"[bold]{entry.name}[/bold]: {entry.summary}")
+    if preset is not None:
+        out.print(f"preset {preset}: {PRESETS.get(preset, '')}")
+    out.print(table)
+    out.print("'by data' depends on the dataset; change a setting with --set NAME=VALUE")
+
+
+def default_text(f: Any) -> str:
+    """Return the default of a settings field as text."""
+    return "by data" if f.default is MISSING else setting_text(f.default)
+
+
+def setting_text(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _by_data(f: Any) -> str:
+    return f" — by data: {f.metadata['by_data']}" if f.metadata["by_data"] else ""
+
+
+def _source(f: Any) -> str:
+    return f" [{f.metadata['source']}]" if f.metadata["source"] else ""
+
+
+def _in_presets(name: str, presets: Any) -> str:
+    found = [f"{preset} {setting_text(values[name])}" for preset, values in presets.items() if name in values]
+    return f" — presets: {', '.join(found)}" if found else ""
+
+
+def show_lines(lines: list[list[str]], *, markdown: bool) -> None:
+    """Print a table given as lines of cells, the head first."""
+    if markdown:
+        out.print("\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])))
+        return
+    table = Table(*lines[0], box=None, padding=(0, 2, 0, 0))
+    for line in lines[1:]:
+        table.add_row(*line)
+    out.print(table)
