@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from plain import PlainTraining, perceptron, plain_clean_probability, resnet18
 from purereplay.evaluate.experiment import prepare
-from purereplay.evaluate.settings import pick_device, pick_precision, resolve
+from purereplay.evaluate.settings import resolve
 from purereplay.learners.settings import PRESETS
+from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, Job
 from purereplay.nets.networks import MLP, Head, Network

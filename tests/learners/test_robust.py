@@ -17,7 +17,7 @@ from purereplay.learners.robust.pencil import Pencil
 from purereplay.learners.robust.sl import SymmetricLearning
 from purereplay.nets.draws import own_uniforms
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Job, Rehearsal
+from purereplay.nets.jobs import Job, Listed
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import Step, sample_losses
@@ -135,7 +135,7 @@ def test_pencil_repairs_wrong_labels():
         "test",
         NETWORK,
         NETWORK.init(0),
-        Rehearsal(16, "sgd", momentum=0.9, technique=technique, epoch_steps=3),
+        Listed(16, "sgd", momentum=0.9, technique=technique, epoch_steps=3),
         images,
         0,
         labels=given,
@@ -257,7 +257,7 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
     size = 4 if network == "mlp" else 16
     plain = NETWORK if network == "mlp" else Network(ResNet18(channels=1, size=size, stem="small", width=4), Head(C))
     net = plain if technique is None else technique.prepare(plain)
-    recipe = Rehearsal(6, "sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
+    recipe = Listed(6, "sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
     recipe = replace(recipe, choice=Interference(3, 3)) if name == "mir" else recipe
     jobs, listed = [], 11 if name == "mir" else 6
     for k in range(2):

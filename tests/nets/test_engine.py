@@ -9,7 +9,7 @@ from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
 from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together, equal_share
 from purereplay.nets.jobs import Contrastive, Job, Supervised, first_of_its_kind
-from purereplay.nets.loops.plain import network_bytes
+from purereplay.nets.loops.base import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import batch_index, contrastive_loss, draw_numbers, draw_rows, learning_rate, replay_index
@@ -343,7 +343,7 @@ def test_where_the_fast_loop_fails_the_plain_one_serves(caplog):
 
     jobs = [job(k, Contrastive(epochs=2, batch_size=12)) for k in range(2)]
     engine = Engine(CPU)
-    engine._fused = SimpleNamespace(can_train=lambda _: True, fused_bytes=network_bytes, FusedLoop=Broken)
+    engine._cuda = SimpleNamespace(can_train=lambda _: True, cuda_bytes=network_bytes, CudaLoop=Broken)
     answers = engine.train(jobs)
     assert [r.message for r in caplog.records if "no such instruction" in r.message]
     assert [a.loss for a in answers] == [a.loss for a in Engine(CPU).train(jobs)]

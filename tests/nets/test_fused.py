@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from purereplay.nets.jobs import Contrastive, Job, Supervised
-from purereplay.nets.loops.cuda.loop import FusedLoop, can_train, draw_views
+from purereplay.nets.loops.cuda.loop import CudaLoop, can_train, draw_views
 from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.resnet import ResNet18
@@ -42,8 +42,8 @@ def train(loop, jobs):
     return loop.answers(0.0)
 
 
-def fused(jobs) -> FusedLoop:
-    return FusedLoop(jobs, DEVICE, torch.float32)
+def cuda_loop(jobs) -> CudaLoop:
+    return CudaLoop(jobs, DEVICE, torch.float32)
 
 
 def assert_same(a, b, tolerance):
@@ -81,7 +81,7 @@ def test_the_kernels_do_what_autograd_does(name):
     jobs = [job(k, recipe, **more) for k in range(2)]
     assert can_train(jobs[0])
     plain = train(PlainLoop(jobs, DEVICE, "float32"), jobs)
-    assert_same(plain, train(fused(jobs), jobs), 2e-3)
+    assert_same(plain, train(cuda_loop(jobs), jobs), 2e-3)
 
 
 @pytest.mark.parametrize("recipe", ["views", "labels"])
@@ -95,7 +95,7 @@ def test_resnets_go_the_same_way(recipe):
     }[recipe]
     jobs = [Job("test", network, network.init(k), how[0], images, k, labels=how[1]) for k in range(2)]
     assert can_train(jobs[0])
-    plain, ours = train(PlainLoop(jobs, DEVICE, "float32"), jobs), train(fused(jobs), jobs)
+    plain, ours = train(PlainLoop(jobs, DEVICE, "float32"), jobs), train(cuda_loop(jobs), jobs)
     for a, b in zip(plain, ours, strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-3)
         assert a.state.keys() == b.state.keys() and a.optimizer.keys() == b.optimizer.keys()
@@ -117,8 +117,8 @@ def test_views_are_drawn_from_the_same_numbers():
 
 def test_a_network_does_not_depend_on_its_company():
     jobs = [job(k, Contrastive(epochs=2, batch_size=10)) for k in range(3)]
-    for together, alone in zip(train(fused(jobs), jobs), jobs, strict=True):
-        [own] = train(fused([alone]), [alone])
+    for together, alone in zip(train(cuda_loop(jobs), jobs), jobs, strict=True):
+        [own] = train(cuda_loop([alone]), [alone])
         assert own.loss == together.loss
         assert all(torch.equal(own.state[n], together.state[n]) for n in own.state)
 
@@ -129,14 +129,14 @@ def test_networks_of_different_age_train_together():
     [grown] = train(PlainLoop([old], DEVICE, "float32"), [old])
     old = replace(old, state=grown.state, optimizer=grown.optimizer, start=3, recipe=recipe)
     plain = [train(PlainLoop([one], DEVICE, "float32"), [one])[0] for one in (young, old)]
-    both = train(fused([young, old]), [young, old])
+    both = train(cuda_loop([young, old]), [young, old])
     assert_same(plain, both, 2e-3)
     assert [int(t.optimizer["step"]) for t in both] == [4, 10]
 
 
 def test_chunks_of_steps_make_no_difference():
     one = job(0, Contrastive(epochs=5, batch_size=10))
-    loops = [fused([one]), fused([one])]
+    loops = [cuda_loop([one]), cuda_loop([one])]
     loops[1].chunk = 2
     a, b = (train(loop, [one])[0] for loop in loops)
     assert a.loss == b.loss and all(torch.equal(a.state[n], b.state[n]) for n in a.state)
@@ -154,7 +154,7 @@ def small_resnet_job() -> Job:
 def test_capturing_a_step_leaves_no_trace():
     """A loop captures when it first needs a number of steps, here 3 and then 2: that must not count as training."""
     one = small_resnet_job()
-    loop = fused([one])
+    loop = cuda_loop([one])
     loop.chunk = 3
     first, again = train(loop, [one])[0], train(loop, [one])[0]
     assert set(loop.graphs) == {3, 2}
@@ -164,7 +164,7 @@ def test_capturing_a_step_leaves_no_trace():
 def test_what_a_step_changes_is_put_back_by_a_capture():
     """Everything that a step leaves behind is a parameter, or is named as a statistic."""
     one = small_resnet_job()
-    loop = fused([one])
+    loop = cuda_loop([one])
     loop.load([one])
     before = loop.backbone.read()[0]
     p = loop.parameters

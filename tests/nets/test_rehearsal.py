@@ -8,7 +8,7 @@ from purereplay.learners.baselines.mir import Interference
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Job, Rehearsal
+from purereplay.nets.jobs import Job, Listed
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import sample_losses
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 NETWORK = Network(MLP(16, (12, 12)), Head(4))
 
 
-def job(k: int, recipe: Rehearsal, n_steps: int = 5, n: int = 20, network: Network = NETWORK, shape=(1, 4, 4)) -> Job:
+def job(k: int, recipe: Listed, n_steps: int = 5, n: int = 20, network: Network = NETWORK, shape=(1, 4, 4)) -> Job:
     generator = torch.Generator().manual_seed(k)
     images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
     listed = recipe.batch_size if recipe.choice is None else 11  # 3 incoming ones, 8 candidates
@@ -54,10 +54,10 @@ def by_hand(one: Job, choose=lambda state, index, rate: index) -> dict[str, torc
 @pytest.mark.parametrize(
     "recipe",
     [
-        Rehearsal(6, optimizer="sgd"),
-        Rehearsal(6, optimizer="sgd", momentum=0.9, weight_decay=1e-2),
-        Rehearsal(6, optimizer="adam", clip=1e-2),
-        Rehearsal(6, optimizer="sgd", clip_norm=0.05),
+        Listed(6, optimizer="sgd"),
+        Listed(6, optimizer="sgd", momentum=0.9, weight_decay=1e-2),
+        Listed(6, optimizer="adam", clip=1e-2),
+        Listed(6, optimizer="sgd", clip_norm=0.05),
     ],
 )
 def test_listed_batches_are_trained_on(recipe):
@@ -71,7 +71,7 @@ def test_listed_batches_are_trained_on(recipe):
 
 
 def test_training_goes_on_where_it_was():
-    recipe = Rehearsal(6, optimizer="sgd", momentum=0.9)
+    recipe = Listed(6, optimizer="sgd", momentum=0.9)
     whole = job(0, recipe, n_steps=6)
     [at_once] = Engine(CPU).train([whole])
     first = replace(whole, index=whole.index[:2], rates=whole.rates[:2])
@@ -82,7 +82,7 @@ def test_training_goes_on_where_it_was():
 
 
 def test_jobs_with_other_rates_do_not_share_them():
-    recipe = Rehearsal(6, optimizer="sgd")
+    recipe = Listed(6, optimizer="sgd")
     jobs = [job(0, recipe), replace(job(0, recipe), rates=torch.full((5,), 0.01))]
     together = Engine(CPU).train(jobs)
     for one, trained in zip(jobs, together, strict=True):
@@ -91,7 +91,7 @@ def test_jobs_with_other_rates_do_not_share_them():
 
 
 def test_mir_replays_what_a_virtual_step_harms_most():
-    recipe = Rehearsal(6, optimizer="sgd", choice=Interference(3, 3))
+    recipe = Listed(6, optimizer="sgd", choice=Interference(3, 3))
     one = job(0, recipe)
 
     def brute_force(state, index, rate):
@@ -113,8 +113,8 @@ def test_mir_replays_what_a_virtual_step_harms_most():
 
 def test_mir_leaves_batch_norms_statistics_to_the_real_step():
     network = Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(4))
-    recipe = Rehearsal(6, optimizer="sgd", choice=Interference(3, 3))
-    plain = Rehearsal(6, optimizer="sgd")
+    recipe = Listed(6, optimizer="sgd", choice=Interference(3, 3))
+    plain = Listed(6, optimizer="sgd")
     [mir] = Engine(CPU).train([job(0, recipe, n_steps=1, network=network)])
     [one] = Engine(CPU).train([job(0, plain, n_steps=1, network=network)])
     start = network.init(0)["backbone.bn1.running_mean"]
@@ -136,7 +136,7 @@ def test_cutmix_pastes_a_box_and_says_how_much():
 
 
 def test_cutmix_takes_part_in_training():
-    a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", cutmix=p))])[0].loss for p in (0.0, 1.0))
+    a, b = (Engine(CPU).train([job(0, Listed(6, optimizer="sgd", cutmix=p))])[0].loss for p in (0.0, 1.0))
     assert a != b
 
 
@@ -155,18 +155,18 @@ def test_shifted_and_flipped_images_are_crops_of_the_padded_ones():
 
 
 def test_shifts_take_part_in_training():
-    a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", shift_and_flip=s))])[0].loss for s in (False, True))
+    a, b = (Engine(CPU).train([job(0, Listed(6, optimizer="sgd", shift_and_flip=s))])[0].loss for s in (False, True))
     assert a != b
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
-        Rehearsal(6, optimizer="adam", clip=0.5),
-        Rehearsal(6, optimizer="sgd", momentum=0.9, cutmix=0.5, clip_norm=0.2),
-        Rehearsal(6, optimizer="adam", choice=Interference(3, 3)),
-        Rehearsal(6, optimizer="sgd", technique=Pencil(stage1=1, stage2=3), epoch_steps=2),
-        Rehearsal(6, optimizer="sgd", technique=Margins(), shift_and_flip=True),
+        Listed(6, optimizer="adam", clip=0.5),
+        Listed(6, optimizer="sgd", momentum=0.9, cutmix=0.5, clip_norm=0.2),
+        Listed(6, optimizer="adam", choice=Interference(3, 3)),
+        Listed(6, optimizer="sgd", technique=Pencil(stage1=1, stage2=3), epoch_steps=2),
+        Listed(6, optimizer="sgd", technique=Margins(), shift_and_flip=True),
     ],
     ids=["adam", "sgd", "mir", "pencil", "aum"],
 )

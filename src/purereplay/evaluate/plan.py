@@ -17,7 +17,7 @@ from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.build import make_filtering
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine, equal_share
-from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained
+from purereplay.nets.jobs import Asks, Job, Listed, Result, Trained
 from purereplay.nets.networks import State, is_trained
 
 _SAMPLE_BUFFERS = 6  # about half of a random buffer passes the filter, so P is full by then
@@ -133,7 +133,7 @@ def _seconds_per_step(engine: Engine, job: Job, k: int) -> float:
     """Seconds of one step of k such networks side by side."""
     few = 3 if engine.device.type == "cpu" else 100
     for _ in range(2):  # the first round warms up
-        if isinstance(job.recipe, Rehearsal):
+        if isinstance(job.recipe, Listed):
             assert job.index is not None and job.rates is not None
             some = replace(job, index=job.index[:few], rates=job.rates[:few])
         else:

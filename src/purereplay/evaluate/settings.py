@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, cast, get_args
-
-import torch
+from typing import Any
 
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
@@ -20,7 +18,7 @@ from purereplay.learners.settings import (
     preset_settings,
     with_budget,
 )
-from purereplay.nets.loops.plain import Precision
+from purereplay.nets.device import Precision, pick_device, pick_precision
 
 FORMAT = 4  # of the run directory
 _OWN_NOISE = 0.2  # share of wrong labels that a method which must be told one assumes of data that come noisy
@@ -132,28 +130,6 @@ def _with_fixed(learner: str, overrides: dict[str, str]) -> dict[str, str]:
         if overrides[name] != fixed[name]:
             raise UserError(f"The learner {learner} has {name}={fixed[name]}: leave --set {name} out.")
     return overrides | fixed
-
-
-def pick_device(name: str) -> str:
-    """ "auto" is CUDA where there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"The device {name!r} is unknown: choose cpu, cuda or auto.")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("There is no CUDA device here: use --device cpu.")
-    return name
-
-
-def pick_precision(name: str, device: str) -> Precision:
-    """ "auto" is bf16 on CUDA and float32 on the CPU."""
-    if name == "auto":
-        return "bf16" if device == "cuda" else "float32"
-    if name not in get_args(Precision):
-        raise UserError(f"The precision {name!r} is unknown: choose {', '.join(get_args(Precision))} or auto.")
-    if name != "float32" and device == "cpu":
-        raise UserError(f"The precision {name} is for CUDA: the CPU computes in float32.")
-    return cast(Precision, name)
 
 
 def on_device(settings: RunSettings, device: str) -> RunSettings:

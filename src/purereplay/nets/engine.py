@@ -22,10 +22,12 @@ from typing import NamedTuple
 import torch
 
 from purereplay.errors import Interrupted, UserError
-from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained, first_of_its_kind
-from purereplay.nets.loops.cpu_mlp import PerceptronLoop, can_train
-from purereplay.nets.loops.listed import RehearsalLoop
-from purereplay.nets.loops.plain import Loop, PlainLoop, Precision, network_bytes
+from purereplay.nets.device import Precision
+from purereplay.nets.jobs import Asks, Job, Listed, Result, Trained, first_of_its_kind
+from purereplay.nets.loops.base import Loop, network_bytes
+from purereplay.nets.loops.cpu_mlp import CpuMlpLoop, can_train
+from purereplay.nets.loops.listed import ListedLoop
+from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class Progress(NamedTuple):
     total: int
 
 
-class _NotFused(Exception):
+class _CudaLoopFailed(Exception):
     """The fast loop turned out not to work."""
 
 
@@ -71,7 +73,7 @@ class Engine:
         self.watch = watch
         self._loops: OrderedDict[Hashable, Loop] = OrderedDict()  # the one used last comes last
         self._told = time.perf_counter()  # when progress was told last
-        self._fused = _fused() if device.type == "cuda" and precision == "bf16" else None
+        self._cuda = _load_cuda_loop() if device.type == "cuda" and precision == "bf16" else None
         self._memory = _CPU_MEMORY
         if device.type == "cuda":
             torch.backends.cudnn.deterministic = True  # same seed, same bits
@@ -102,7 +104,7 @@ class Engine:
                 some = left[:share]
                 try:
                     trained = self._train_group([jobs[i] for i in some])
-                except _NotFused:
+                except _CudaLoopFailed:
                     return self._train_all(jobs)  # what was trained so far is lost: this is found out at the first job
                 except torch.cuda.OutOfMemoryError:
                     if len(some) == 1:
@@ -118,7 +120,7 @@ class Engine:
 
     def group(self, job: Job) -> Hashable:
         """Jobs with the same answer can be trained in one go."""
-        return job.shape if self._is_fused(job) else job.kind
+        return job.shape if self._uses_cuda_loop(job) else job.kind
 
     def side_by_side(self, job: Job) -> int:
         """How many networks of this job's shape are trained at once."""
@@ -130,10 +132,10 @@ class Engine:
 
     def bytes_for(self, job: Job) -> int:
         """About how much memory one such network takes in training."""
-        return self._fused.fused_bytes(job) if self._fused and self._is_fused(job) else network_bytes(job)
+        return self._cuda.cuda_bytes(job) if self._cuda and self._uses_cuda_loop(job) else network_bytes(job)
 
-    def _is_fused(self, job: Job) -> bool:
-        return self._fused is not None and not isinstance(job.recipe, Rehearsal) and self._fused.can_train(job)
+    def _uses_cuda_loop(self, job: Job) -> bool:
+        return self._cuda is not None and not isinstance(job.recipe, Listed) and self._cuda.can_train(job)
 
     def _train_group(self, jobs: list[Job]) -> list[Trained]:
         began = time.perf_counter()
@@ -141,12 +143,12 @@ class Engine:
         loop = self._loops.pop(key, None)
         if loop is None:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
-            if isinstance(jobs[0].recipe, Rehearsal):
-                loop = RehearsalLoop(jobs, self.device, self.precision)
-            elif self._is_fused(jobs[0]):
-                loop = self._make_fused(jobs)
+            if isinstance(jobs[0].recipe, Listed):
+                loop = ListedLoop(jobs, self.device, self.precision)
+            elif self._uses_cuda_loop(jobs[0]):
+                loop = self._make_cuda_loop(jobs)
             elif self.device.type == "cpu" and self.precision == "float32" and can_train(jobs[0]):
-                loop = PerceptronLoop(jobs)
+                loop = CpuMlpLoop(jobs)
             else:
                 loop = PlainLoop(jobs, self.device, self.precision)
         self._loops[key] = loop
@@ -162,11 +164,11 @@ class Engine:
         sums = torch.stack([torch.stack([t.sum() for t in a.state.values()]).sum() for a in answers])
         return [a if ok else a._replace(loss=math.nan) for a, ok in zip(answers, sums.isfinite().tolist(), strict=True)]
 
-    def _make_fused(self, jobs: list[Job]) -> Loop:
+    def _make_cuda_loop(self, jobs: list[Job]) -> Loop:
         """The fast loop, compiled and captured; where that fails the plain one serves from now on, with one warning."""
-        assert self._fused is not None
+        assert self._cuda is not None
         try:
-            loop: Loop = self._fused.FusedLoop(jobs, self.device)
+            loop: Loop = self._cuda.CudaLoop(jobs, self.device)
             loop.load(jobs)
             loop.advance(1)
             return loop
@@ -174,8 +176,8 @@ class Engine:
             raise
         except Exception as error:
             log.warning("the fast training loop does not work here, the plain one runs: %s", str(error)[:300])
-            self._fused = None
-            raise _NotFused from error
+            self._cuda = None
+            raise _CudaLoopFailed from error
 
     def _halve(self, job: Job, k: int) -> None:
         """Memory ran out with k networks: let go of everything, and do with half from now on."""
@@ -278,7 +280,7 @@ def equal_share(n: int, at_most: int) -> int:
     return sizes[0] if sizes else -(-n // goes)
 
 
-def _fused() -> ModuleType | None:
+def _load_cuda_loop() -> ModuleType | None:
     """The fast loop's module, where Triton is there to compile it."""
     try:
         return import_module("purereplay.nets.loops.cuda.loop")

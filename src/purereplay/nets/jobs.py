@@ -48,7 +48,7 @@ class Supervised:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Listed:
     """Supervised training on batches that the job lists (`Job.index`), at the rates that it lists (`Job.rates`)."""
 
     batch_size: int  # images in a step
@@ -65,7 +65,7 @@ class Rehearsal:
 
 
 Drawn = Contrastive | Supervised  # recipes whose batches the engine draws
-Recipe = Drawn | Rehearsal
+Recipe = Drawn | Listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def n_steps(self) -> int:
-        if isinstance(self.recipe, Rehearsal):
+        if isinstance(self.recipe, Listed):
             return 0 if self.index is None else self.index.shape[0]
         return self.recipe.epochs * self.steps_per_epoch
 
@@ -121,7 +121,7 @@ class Job:
 
         In a rehearsal every network has its own.
         """
-        return self.shape if isinstance(self.recipe, Rehearsal) else (self.shape, self.start, self.steps_before)
+        return self.shape if isinstance(self.recipe, Listed) else (self.shape, self.start, self.steps_before)
 
 
 def first_of_its_kind(jobs: list[Job]) -> list[int]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Job, Listed
 from purereplay.nets.networks import Head, Network
 from purereplay.nets.technique import Step, Technique, sample_losses
 from purereplay.purify.self_centered import Verdict
@@ -96,7 +96,7 @@ class AreaUnderMargin:
         orders = [dice.permutation(n)[: per_epoch * size] for _ in range(self.epochs)]
         labels = buffer.labels.clone()
         labels[torch.from_numpy(chosen)] = extra_class
-        recipe = Rehearsal(
+        recipe = Listed(
             size,
             "sgd",
             self.momentum,

@@ -25,7 +25,7 @@ from torch import Tensor
 from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.inference import embed
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Job, Listed
 from purereplay.nets.networks import Head, Network, State
 from purereplay.purify.self_centered import Verdict
 
@@ -103,7 +103,7 @@ class NoisyCrossValidation:
             phase="filter",
             network=network,
             state=network.fresh(derive_seed(seed, "weights"), device),
-            recipe=Rehearsal(size, "adam", weight_decay=self.weight_decay, shift_and_flip=True),
+            recipe=Listed(size, "adam", weight_decay=self.weight_decay, shift_and_flip=True),
             images=case.buffer.images,
             labels=case.buffer.labels.to(device),
             seed=derive_seed(seed, "draws"),

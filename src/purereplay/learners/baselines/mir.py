@@ -19,7 +19,7 @@ from purereplay.learners.baselines.ground import Ground
 from purereplay.learners.baselines.online import Online, training
 from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.reservoir import Reservoir
-from purereplay.nets.jobs import Rehearsal
+from purereplay.nets.jobs import Listed
 from purereplay.nets.networks import is_trained
 from purereplay.nets.technique import Choice, Step, plain_loss, sample_losses
 
@@ -61,7 +61,7 @@ class Mir(Online):
     def n_listed(self) -> int:
         return self.n_candidates
 
-    def _recipe(self, size: int) -> Rehearsal:
+    def _recipe(self, size: int) -> Listed:
         return replace(super()._recipe(size), choice=Interference(size, self.how.replay_size))
 
 

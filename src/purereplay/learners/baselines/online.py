@@ -24,7 +24,7 @@ from purereplay.learners.baselines.planning import Planned, ReplayDraws, plan
 from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Job, Listed
 from purereplay.nets.networks import State, part, prefixed
 
 _BATCHES_AT_ONCE = 100  # trained as one job
@@ -128,10 +128,10 @@ class Online(Rival):
             extra=self._extra(planned.pool.labels),
         )
 
-    def _recipe(self, size: int) -> Rehearsal:
+    def _recipe(self, size: int) -> Listed:
         """How a batch of this size is trained on."""
         replayed = 0 if self.memory is None else self.how.replay_size
-        return Rehearsal(
+        return Listed(
             batch_size=size + replayed,
             optimizer=self.how.optimizer,
             clip=self.how.clip,

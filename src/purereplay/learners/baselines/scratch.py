@@ -16,7 +16,7 @@ from purereplay.learners.base import Report
 from purereplay.learners.baselines.ground import Rival
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Job, Listed
 from purereplay.nets.networks import State, part, prefixed
 
 
@@ -99,7 +99,7 @@ class FromScratch(Rival):
         labels, extra = held.labels.to(self.engine.device), dict(self.ground.constants)
         if self.ground.technique is not None:
             extra |= self.ground.technique.per_sample(labels, self.ground.n_classes)
-        recipe = Rehearsal(
+        recipe = Listed(
             size,
             "sgd",
             how.momentum,

@@ -39,7 +39,7 @@ def can_train(job: Job) -> bool:
     return isinstance(job.network.backbone, MLP) and isinstance(job.recipe, Contrastive)
 
 
-class PerceptronLoop(PlainLoop):
+class CpuMlpLoop(PlainLoop):
     """See `Loop`: the plain loop with another step. No thread outlives a call."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:

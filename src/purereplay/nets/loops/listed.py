@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.augment import cutmix, shifted_and_flipped
+from purereplay.nets.device import Precision
 from purereplay.nets.draws import own_uniforms
-from purereplay.nets.jobs import Job, Rehearsal, Trained
-from purereplay.nets.loops.plain import Precision, capture, joined_pool, network_bytes, tf32
+from purereplay.nets.jobs import Job, Listed, Trained
+from purereplay.nets.loops.base import capture, joined_pool, network_bytes, tf32
 from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss
@@ -27,13 +28,13 @@ _CUTMIX, _SHIFT = 3, 4  # the streams of draws
 _STEPS_AT_ONCE = 50  # between two looks at the clock on CUDA
 
 
-class RehearsalLoop:
+class ListedLoop:
     """See `loops.Loop`."""
 
     def __init__(self, jobs: Sequence[Job], device: torch.device, precision: Precision = "float32") -> None:
         job, k = jobs[0], len(jobs)
         recipe = job.recipe
-        assert isinstance(recipe, Rehearsal) and job.index is not None
+        assert isinstance(recipe, Listed) and job.index is not None
         self.device, self.network, self.recipe, self.precision = device, job.network, recipe, precision
         self.n_bytes = k * network_bytes(job)
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])

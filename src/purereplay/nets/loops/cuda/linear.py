@@ -179,7 +179,7 @@ class Linear:
         )
 
 
-class FusedMLP:
+class CudaMLP:
     """The perceptron's hidden layers of K networks; see `networks.MLP`."""
 
     gates_features = True  # its features come out of a ReLU

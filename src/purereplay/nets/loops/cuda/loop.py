@@ -15,19 +15,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, Job, Rehearsal, Trained
+from purereplay.nets.jobs import Contrastive, Job, Listed, Trained
+from purereplay.nets.loops.base import joined_pool
 from purereplay.nets.loops.cuda.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
 from purereplay.nets.loops.cuda.linear import (
     Beside,
-    FusedMLP,
+    CudaMLP,
     load_as_they_are,
     power_of_two,
     read_as_they_are,
 )
 from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, Parameters
-from purereplay.nets.loops.cuda.resnet import FusedResNet
+from purereplay.nets.loops.cuda.resnet import CudaResNet
 from purereplay.nets.loops.cuda.view_kernels import draws_kernel, views_kernel
-from purereplay.nets.loops.plain import joined_pool
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import VIEWS, draw_rows, learning_rate
@@ -56,7 +56,7 @@ def n_rows(job: Job) -> int:
     return 2 * (size + (job.recipe.replay_size if job.replay is not None else 0))
 
 
-def fused_bytes(job: Job) -> int:
+def cuda_bytes(job: Job) -> int:
     """About how much memory one network takes here."""
     weights = sum(t.numel() for t in job.state.values())
     pool = (job.images.shape[0] + (0 if job.replay is None else job.replay.shape[0])) * job.images[0].numel()
@@ -64,29 +64,27 @@ def fused_bytes(job: Job) -> int:
 
 
 def backbone_shapes(backbone: Backbone) -> dict[str, tuple[int, ...]]:
-    return FusedMLP.shapes(backbone) if isinstance(backbone, MLP) else FusedResNet.shapes(cast(ResNet18, backbone))
+    return CudaMLP.shapes(backbone) if isinstance(backbone, MLP) else CudaResNet.shapes(cast(ResNet18, backbone))
 
 
-def make_backbone(
-    backbone: Backbone, n_rows: int, parameters: Parameters, clip: float | None
-) -> FusedMLP | FusedResNet:
+def make_backbone(backbone: Backbone, n_rows: int, parameters: Parameters, clip: float | None) -> CudaMLP | CudaResNet:
     if isinstance(backbone, MLP):
-        return FusedMLP(backbone, n_rows, parameters, BACKBONE, clip)
+        return CudaMLP(backbone, n_rows, parameters, BACKBONE, clip)
     half = parameters.half
-    return FusedResNet(
+    return CudaResNet(
         cast(ResNet18, backbone), half.shape[0], n_rows, half.device, half.dtype, parameters, BACKBONE, clip
     )
 
 
-class FusedLoop:
+class CudaLoop:
     """See `loops.Loop`."""
 
     def __init__(self, jobs: Sequence[Job], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         job, k = jobs[0], len(jobs)
         network, recipe = job.network, job.recipe
-        assert not isinstance(recipe, Rehearsal)
+        assert not isinstance(recipe, Listed)
         self.device, self.network, self.recipe = device, network, recipe
-        self.n_bytes = k * fused_bytes(job)
+        self.n_bytes = k * cuda_bytes(job)
         self.steps_per_epoch, self.n_images = job.steps_per_epoch, job.images.shape[0]
         self.n_replay = 0 if job.replay is None else job.replay.shape[0]
         self.n_rows = n_rows(job)
@@ -221,7 +219,7 @@ class FusedLoop:
     def _step(self, views: Tensor, rates: Tensor) -> None:
         self.head.forward(self.backbone.forward(views))
         d = self.head.backward(rates, self.beside, gated=self.backbone.gates_features)
-        if isinstance(self.backbone, FusedMLP):
+        if isinstance(self.backbone, CudaMLP):
             self.backbone.backward(d, rates, self.beside)
         else:
             self.backbone.backward(d, rates)

@@ -25,7 +25,7 @@ State = dict[str, Tensor]
 OVERLAP = True  # weight gradients run on a second stream, beside the way back
 
 
-class FusedResNet:
+class CudaResNet:
     """K networks of one shape and their training step; the weights live in `parameters`, under `prefix` + name."""
 
     gates_features = False  # its features are means
