@@ -7,8 +7,9 @@ import torch
 
 from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
-from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together, equal_share
+from purereplay.nets.engine import Engine, Progress, equal_share
 from purereplay.nets.jobs import Contrastive, Job, Supervised, first_of_its_kind
+from purereplay.nets.lockstep import Account, drive, drive_together
 from purereplay.nets.loops.base import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18

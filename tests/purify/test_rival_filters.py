@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from purereplay.data.batch import Batch
-from purereplay.nets.engine import Engine, drive
+from purereplay.nets.engine import Engine
+from purereplay.nets.lockstep import drive
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.purify import aum
 from purereplay.purify.aum import AreaUnderMargin, Margins

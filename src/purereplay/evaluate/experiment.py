@@ -30,8 +30,9 @@ from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.base import Learner
 from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.spr import SPR
-from purereplay.nets.engine import Account, Engine, drive
+from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks
+from purereplay.nets.lockstep import Account, drive
 
 _FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: killed again and again, a run still gets on
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them

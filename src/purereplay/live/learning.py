@@ -22,7 +22,8 @@ from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.settings import StateSettings, Wanted, with_shape
 from purereplay.live.store import Current, Store
 from purereplay.nets.device import pick_device, pick_precision
-from purereplay.nets.engine import Account, Engine, Progress, drive, own_the_process
+from purereplay.nets.engine import Engine, Progress, own_the_process
+from purereplay.nets.lockstep import Account, drive
 
 
 def make_engine(device: str, watch: Callable[[Progress], None] | None = None) -> Engine:

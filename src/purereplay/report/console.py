@@ -24,7 +24,8 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.baselines.settings import RIVALS, RivalSettings
 from purereplay.learners.settings import BY_DATASET, LEARNERS, PRESETS, SprSettings, preset_settings
-from purereplay.nets.engine import Engine, drive_together, own_the_process
+from purereplay.nets.engine import Engine, own_the_process
+from purereplay.nets.lockstep import drive_together
 from purereplay.report.pictures import draw_run
 from purereplay.report.progress import Show, download_bars, duration, interruptible, out, percent, progress_bars
 

@@ -15,8 +15,8 @@ from purereplay.data.download import Progress as DownloadProgress
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
-from purereplay.nets.engine import Account
 from purereplay.nets.engine import Progress as EngineProgress
+from purereplay.nets.lockstep import Account
 
 out = Console(highlight=False, soft_wrap=True)
 
