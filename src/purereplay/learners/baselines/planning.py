@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from purereplay.data.batch import Batch
 from purereplay.memory.replay import ReplayMemory
-from purereplay.nets.draws import uniforms
-
-_REPLAY = 7  # the stream of draws
+from purereplay.nets.draws import RandomStream, uniforms
 
 
 class Planned(NamedTuple):
@@ -45,7 +43,9 @@ class ReplayDraws(NamedTuple):
         the batch itself.
         """
         number = torch.arange(self.first, self.first + len(n_held))
-        u = uniforms(torch.tensor([self.key]), number, max(self.n, capacity), stream=_REPLAY)[:, 0].numpy()
+        u = uniforms(torch.tensor([self.key]), number, max(self.n, capacity), stream=RandomStream.MEMORY_REPLAY)[
+            :, 0
+        ].numpy()
         chosen = np.empty((len(n_held), self.n), np.int64)
         for i, held in enumerate(n_held.tolist()):
             if held > self.n:

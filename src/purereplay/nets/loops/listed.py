@@ -17,14 +17,13 @@ from torch import Tensor
 
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.device import Precision
-from purereplay.nets.draws import own_uniforms
+from purereplay.nets.draws import RandomStream, own_uniforms
 from purereplay.nets.jobs import Job, Listed, Trained
 from purereplay.nets.loops.base import capture, joined_pool, network_bytes, tf32
 from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss
 
-_CUTMIX, _SHIFT = 3, 4  # the streams of draws
 _STEPS_AT_ONCE = 50  # between two looks at the clock on CUDA
 
 
@@ -129,10 +128,10 @@ class ListedLoop:
         step, mix = self.view(index), None
         if self.recipe.shift_and_flip:
             n = index.shape[1]
-            u = own_uniforms(self.keys, step.number, 3 * n, stream=_SHIFT).view(-1, n, 3)
+            u = own_uniforms(self.keys, step.number, 3 * n, stream=RandomStream.SHIFT).view(-1, n, 3)
             step = step._replace(images=shifted_and_flipped(step.images, u))
         if self.recipe.cutmix:
-            u = own_uniforms(self.keys, step.number, 4, stream=_CUTMIX)
+            u = own_uniforms(self.keys, step.number, 4, stream=RandomStream.CUTMIX)
             images, mix = cutmix(step.images, step.labels, u, self.recipe.cutmix)
             step = step._replace(images=images)
         technique = self.recipe.technique

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from purereplay.nets.draws import RandomStream
 from purereplay.nets.jobs import Contrastive, Job, Listed, Trained
 from purereplay.nets.loops.base import joined_pool
 from purereplay.nets.loops.cuda.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
@@ -30,7 +31,7 @@ from purereplay.nets.loops.cuda.resnet import CudaResNet
 from purereplay.nets.loops.cuda.view_kernels import draws_kernel, views_kernel
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.steps import VIEWS, draw_rows, learning_rate
+from purereplay.nets.steps import draw_rows, learning_rate
 from purereplay.nets.views import TRIES, Views
 
 _STEPS_A_CHUNK = 50
@@ -268,7 +269,7 @@ def draw_views(views: Views, n_views: int, keys: Tensor, steps: Tensor) -> tuple
         views.flip,
         *(views.jitter or (0.0, 0.0, 0.0, 0.0)),
         views.jitter_probability,
-        STREAM=VIEWS,
+        STREAM=int(RandomStream.VIEWS),
         TRIES=TRIES,
         N_NUMBERS=views.n_numbers,
         JITTER=views.jitter is not None,
