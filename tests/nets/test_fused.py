@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from purereplay.nets.jobs import Contrastive, Job, Supervised
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Supervised, SupervisedJob
 from purereplay.nets.loops.cuda.loop import CudaLoop, can_train, draw_views
 from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network
@@ -24,14 +25,15 @@ GREY, COLOUR = (1, 5, 6), (3, 6, 5)
 
 def job(
     k: int, recipe: Contrastive | Supervised, shape=GREY, n: int = 10, hidden: bool = True, replay: int = 0, **more
-) -> Job:
+) -> DrawnJob:
     generator = torch.Generator().manual_seed(100 + k)
     images, purified = (torch.randint(0, 256, (m, *shape), dtype=torch.uint8, generator=generator) for m in (n, replay))
     n_inputs = shape[0] * shape[1] * shape[2]
     network = Network(MLP(n_inputs, (24, 20)), Head(12, hidden=hidden), more.pop("mean", None), more.pop("std", None))
+    own = {"phase": "test", "network": network, "state": network.init(k), "images": images, "seed": 1000 + k}
     if isinstance(recipe, Supervised):
-        more["labels"] = torch.arange(n) % 12
-    return Job("test", network, network.init(k), recipe, images, 1000 + k, replay=purified if replay else None, **more)
+        return SupervisedJob(recipe=recipe, labels=torch.arange(n) % 12, **own, **more)
+    return ContrastiveJob(recipe=recipe, replay=purified if replay else None, **own, **more)
 
 
 def train(loop, jobs):
@@ -56,8 +58,8 @@ def assert_same(a, b, tolerance):
 
 
 RECIPES = {
-    "all of D": (Contrastive(epochs=3, batch_size=10, learning_rate=1e-3), {}),
-    "half of P": (Contrastive(epochs=2, batch_size=5, replay_size=5, learning_rate=1e-3), {"replay": 7}),
+    "all of D": (Contrastive(epochs=3, batch_size=10, lr=1e-3), {}),
+    "half of P": (Contrastive(epochs=2, batch_size=5, replay_size=5, lr=1e-3), {"replay": 7}),
     "linear head": (Contrastive(epochs=2, batch_size=10, temperature=0.1), {"hidden": False}),
     "colour": (
         Contrastive(epochs=2, batch_size=10, views=Views(jitter=(0.5, 0.5, 0.5, 0.2), jitter_probability=0.8)),
@@ -90,10 +92,10 @@ def test_resnets_go_the_same_way(recipe):
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     jitter = Views(jitter=(0.5, 0.5, 0.5, 0.2))
     how = {
-        "views": (Contrastive(epochs=1, batch_size=4, views=jitter), None),
-        "labels": (Supervised(epochs=1, batch_size=4, clip=1e-3), torch.arange(4)),
+        "views": partial(ContrastiveJob, recipe=Contrastive(epochs=1, batch_size=4, views=jitter)),
+        "labels": partial(SupervisedJob, recipe=Supervised(epochs=1, batch_size=4, clip=1e-3), labels=torch.arange(4)),
     }[recipe]
-    jobs = [Job("test", network, network.init(k), how[0], images, k, labels=how[1]) for k in range(2)]
+    jobs = [how(phase="test", network=network, state=network.init(k), images=images, seed=k) for k in range(2)]
     assert can_train(jobs[0])
     plain, ours = train(PlainLoop(jobs, DEVICE, "float32"), jobs), train(cuda_loop(jobs), jobs)
     for a, b in zip(plain, ours, strict=True):
@@ -112,7 +114,7 @@ def test_views_are_drawn_from_the_same_numbers():
     numbers = draw_numbers(recipe, 70, keys, steps)
     box, colour = draw_views(recipe.views, 140, keys, steps)
     torch.testing.assert_close(box, boxes(numbers, recipe.views))
-    torch.testing.assert_close(colour, colours(numbers, recipe.views))
+    torch.testing.assert_close(colour, colours(numbers, recipe.views.jitter, recipe.views.jitter_probability))
 
 
 def test_a_network_does_not_depend_on_its_company():
@@ -144,10 +146,11 @@ def test_chunks_of_steps_make_no_difference():
     assert all(torch.equal(a.state[n], again.state[n]) for n in a.state)
 
 
-def small_resnet_job() -> Job:
+def small_resnet_job() -> ContrastiveJob:
     network = Network(ResNet18(channels=3, size=8, width=4), Head(6))
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return Job("test", network, network.init(0), Contrastive(epochs=5, batch_size=4), images, 0)
+    recipe = Contrastive(epochs=5, batch_size=4)
+    return ContrastiveJob(phase="test", network=network, state=network.init(0), recipe=recipe, images=images, seed=0)
 
 
 @pytest.mark.gpu

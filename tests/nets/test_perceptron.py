@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Contrastive, Job
+from purereplay.nets.jobs import Contrastive, ContrastiveJob
 from purereplay.nets.loops import cpu_mlp, cpu_mlp_step
 from purereplay.nets.loops.cpu_mlp import CpuMlpLoop, can_train
 from purereplay.nets.loops.plain import PlainLoop
@@ -19,8 +19,8 @@ from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import FeatureViews, Views
 
 CPU = torch.device("cpu")
-ALL = Contrastive(epochs=6, batch_size=12, learning_rate=1e-3, warm_epochs=1)
-HALVES = Contrastive(epochs=3, batch_size=6, replay_size=6, learning_rate=1e-3)
+ALL = Contrastive(epochs=6, batch_size=12, lr=1e-3, warm_epochs=1)
+HALVES = Contrastive(epochs=3, batch_size=6, replay_size=6, lr=1e-3)
 VECTORS = replace(ALL, views=FeatureViews(7, dropout=0.2, noise=0.3))
 COLOUR = replace(ALL, views=Views(jitter=(0.5, 0.5, 0.5, 0.2)))
 
@@ -33,7 +33,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidden=(16, 20)) -> list[Job]:
+def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidden=(16, 20)) -> list[ContrastiveJob]:
     generator = torch.Generator().manual_seed(7)
     channels = shape[0]
     scale = {"mean": (0.4,) * channels, "std": (0.3,) * channels} if normalised else {}
@@ -44,7 +44,8 @@ def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidde
         if isinstance(recipe.views, FeatureViews):
             images, replay = (torch.randn(n, *shape, generator=generator) for n in (12, 9))
         more = {"replay": replay} if recipe.replay_size else {}
-        jobs.append(Job("test", network, network.init(i), recipe, images, seed=50 + i, **more))
+        own = {"network": network, "state": network.init(i), "recipe": recipe, "images": images}
+        jobs.append(ContrastiveJob(phase="test", seed=50 + i, **own, **more))
     return jobs
 
 

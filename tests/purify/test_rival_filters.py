@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 NETWORK = Network(MLP(64, (16, 16)), Head(8, hidden=True))
 FILTERS = {
     "aum": AreaUnderMargin(epochs=60, batch_size=16),
-    "incv": NoisyCrossValidation(epochs=60, rounds=2, learning_rate=0.01),
+    "incv": NoisyCrossValidation(epochs=60, rounds=2, lr=0.01),
 }
 every_filter = pytest.mark.parametrize("kind", FILTERS)
 
@@ -74,9 +74,7 @@ def test_steps_are_counted_before_they_are_made(kind):
         jobs = next(work)
         while True:
             steps += sum(job.n_steps for job in jobs)
-            jobs = work.send(
-                Engine(CPU).train([replace(job, index=job.index[:1], rates=job.rates[:1]) for job in jobs])
-            )
+            jobs = work.send(Engine(CPU).train([job.shortened(1) for job in jobs]))
     except StopIteration:
         assert steps == FILTERS[kind].n_steps(batch.n)
 

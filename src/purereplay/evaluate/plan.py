@@ -17,7 +17,7 @@ from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.learners.build import make_filtering
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine, equal_share
-from purereplay.nets.jobs import Asks, Job, Listed, Result, Trained
+from purereplay.nets.jobs import Asks, Job, ListedJob, Result, Trained
 from purereplay.nets.networks import State, is_trained
 
 _SAMPLE_BUFFERS = 6  # about half of a random buffer passes the filter, so P is full by then
@@ -107,7 +107,7 @@ def _sample_jobs(learner: Learner) -> dict[str, Job]:
             while True:
                 asked = next(work) if trained is None else work.send(trained)
                 jobs.update({job.phase: job for job in asked})
-                trained = [Trained(job.state, _no_moments(job), 0.0, 0.0, job.extra) for job in asked]
+                trained = [Trained(job.state, _no_moments(job), 0.0, 0.0, _extra(job)) for job in asked]
         except StopIteration:
             return
 
@@ -123,6 +123,10 @@ def _sample_jobs(learner: Learner) -> dict[str, Job]:
     return jobs
 
 
+def _extra(job: Job) -> State:
+    return job.extra if isinstance(job, ListedJob) else {}
+
+
 def _no_moments(job: Job) -> State:
     names = [name for name in job.state if is_trained(name)]
     moments = {f"{m}.{name}": torch.zeros_like(job.state[name]) for name in names for m in ("mean", "square")}
@@ -133,11 +137,7 @@ def _seconds_per_step(engine: Engine, job: Job, k: int) -> float:
     """Seconds of one step of k such networks side by side."""
     few = 3 if engine.device.type == "cpu" else 100
     for _ in range(2):  # the first round warms up
-        if isinstance(job.recipe, Listed):
-            assert job.index is not None and job.rates is not None
-            some = replace(job, index=job.index[:few], rates=job.rates[:few])
-        else:
-            some = replace(job, recipe=replace(job.recipe, epochs=max(1, few // job.steps_per_epoch)))
+        some = job.shortened(few)
         began = time.perf_counter()
         engine.train([replace(some, seed=i) for i in range(k)])  # the very same one would be trained once
         seconds = time.perf_counter() - began

@@ -54,7 +54,7 @@ def build_spr(
     expert = Contrastive(
         epochs=s.expert_epochs,
         batch_size=s.expert_batch,
-        learning_rate=s.learning_rate,
+        lr=s.learning_rate,
         schedule=s.schedule,
         warm_epochs=s.warm_epochs,
         temperature=s.temperature,
@@ -70,7 +70,11 @@ def build_spr(
         judging=Judging(make_filtering(s), network, expert, brought),
         self_replay=SelfReplay(base, s.replay, s.self_replay, s.base_schedule),
         finetune=Supervised(
-            s.finetune_epochs, s.finetune_batch, s.finetune_rate, s.finetune_clip, s.finetune_decay_every
+            epochs=s.finetune_epochs,
+            batch_size=s.finetune_batch,
+            lr=s.finetune_rate,
+            clip=s.finetune_clip,
+            decay_every=s.finetune_decay_every,
         ),
         engine=engine,
         seed=seed,
@@ -89,8 +93,8 @@ def make_filtering(s: SprSettings) -> Filtering:
         posterior=s.posterior,
         small_class=s.small_class,
         mixture_steps=s.mixture_steps,
-        aum=AreaUnderMargin(s.aum_epochs),
-        incv=NoisyCrossValidation(s.incv_rounds, s.incv_epochs),
+        aum=AreaUnderMargin(epochs=s.aum_epochs),
+        incv=NoisyCrossValidation(rounds=s.incv_rounds, epochs=s.incv_epochs),
     )
 
 

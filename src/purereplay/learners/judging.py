@@ -17,7 +17,7 @@ from torch import Tensor
 
 from purereplay.learners.waiting import Waiting
 from purereplay.nets.inference import embed
-from purereplay.nets.jobs import Asks, Contrastive, Job
+from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob
 from purereplay.nets.networks import Network, State
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.directions import both, main_directions
@@ -100,7 +100,7 @@ class Judging:
         with ThreadPoolExecutor() as pool:  # each network draws its weights from a generator of its own
             states = list(pool.map(fresh, new))
         jobs = [
-            Job(
+            ContrastiveJob(
                 phase="expert",
                 network=self.network,
                 state=state,

@@ -10,16 +10,16 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from purereplay.errors import UserError
 from purereplay.nets.device import Precision
-from purereplay.nets.jobs import Job, Listed, Trained, first_of_its_kind
+from purereplay.nets.jobs import ContrastiveJob, Job, ListedJob, SupervisedJob, Trained, first_of_its_kind
 from purereplay.nets.loops.base import Loop, network_bytes
 from purereplay.nets.loops.cpu_mlp import CpuMlpLoop, can_train
 from purereplay.nets.loops.listed import ListedLoop
@@ -67,7 +67,7 @@ class Engine:
         self.device = device
         self.precision = precision
         self.watch = watch
-        self._loops: OrderedDict[Hashable, Loop] = OrderedDict()  # the one used last comes last
+        self._loops: OrderedDict[Hashable, Loop[Any]] = OrderedDict()  # the one used last comes last
         self._told = time.perf_counter()  # when progress was told last
         self._cuda = _load_cuda_loop() if device.type == "cuda" and precision == "bf16" else None
         self._memory = _CPU_MEMORY
@@ -77,7 +77,7 @@ class Engine:
             free, total = torch.cuda.mem_get_info(device)
             self._memory = min(total // 2, free * 9 // 10)
 
-    def train(self, jobs: list[Job]) -> list[Trained]:
+    def train(self, jobs: Sequence[Job]) -> list[Trained]:
         """The jobs' answers, in their order; the loss of one that diverged is not finite.
 
         What several ask for in the same way is trained once: runs that differ in their filter alone have the same
@@ -116,7 +116,7 @@ class Engine:
 
     def group(self, job: Job) -> Hashable:
         """Jobs with the same answer can be trained in one go."""
-        return job.shape if self._uses_cuda_loop(job) else job.kind
+        return job.shape if self._cuda_loop_for(job) else job.kind
 
     def side_by_side(self, job: Job) -> int:
         """How many networks of this job's shape are trained at once."""
@@ -128,10 +128,13 @@ class Engine:
 
     def bytes_for(self, job: Job) -> int:
         """About how much memory one such network takes in training."""
-        return self._cuda.cuda_bytes(job) if self._cuda and self._uses_cuda_loop(job) else network_bytes(job)
+        cuda = self._cuda_loop_for(job)
+        n_bytes: int = cuda.cuda_bytes(job) if cuda else network_bytes(job)
+        return n_bytes
 
-    def _uses_cuda_loop(self, job: Job) -> bool:
-        return self._cuda is not None and not isinstance(job.recipe, Listed) and self._cuda.can_train(job)
+    def _cuda_loop_for(self, job: Job) -> ModuleType | None:
+        """The module of the CUDA loop if that loop can train the job."""
+        return self._cuda if self._cuda is not None and self._cuda.can_train(job) else None
 
     def _train_group(self, jobs: list[Job]) -> list[Trained]:
         began = time.perf_counter()
@@ -139,14 +142,7 @@ class Engine:
         loop = self._loops.pop(key, None)
         if loop is None:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
-            if isinstance(jobs[0].recipe, Listed):
-                loop = ListedLoop(jobs, self.device, self.precision)
-            elif self._uses_cuda_loop(jobs[0]):
-                loop = self._make_cuda_loop(jobs)
-            elif self.device.type == "cpu" and self.precision == "float32" and can_train(jobs[0]):
-                loop = CpuMlpLoop(jobs)
-            else:
-                loop = PlainLoop(jobs, self.device, self.precision)
+            loop = self._make_loop(jobs)
         self._loops[key] = loop
         loop.load(jobs)
         n_steps = max(job.n_steps for job in jobs)  # who is done earlier waits
@@ -160,11 +156,23 @@ class Engine:
         sums = torch.stack([torch.stack([t.sum() for t in a.state.values()]).sum() for a in answers])
         return [a if ok else a._replace(loss=math.nan) for a, ok in zip(answers, sums.isfinite().tolist(), strict=True)]
 
-    def _make_cuda_loop(self, jobs: list[Job]) -> Loop:
+    def _make_loop(self, jobs: list[Job]) -> Loop[Any]:
+        """The fastest loop for these jobs of one shape."""
+        if listed := [job for job in jobs if isinstance(job, ListedJob)]:
+            return ListedLoop(listed, self.device, self.precision)
+        if cuda := self._cuda_loop_for(jobs[0]):
+            return self._make_cuda_loop(cuda, jobs)
+        if self.device.type == "cpu" and self.precision == "float32":
+            contrastive = [job for job in jobs if can_train(job)]
+            if contrastive:
+                return CpuMlpLoop(contrastive)
+        drawn = [job for job in jobs if isinstance(job, ContrastiveJob | SupervisedJob)]
+        return PlainLoop(drawn, self.device, self.precision)
+
+    def _make_cuda_loop(self, cuda: ModuleType, jobs: list[Job]) -> Loop[Any]:
         """The fast loop, compiled and captured; where that fails the plain one serves from now on, with one warning."""
-        assert self._cuda is not None
         try:
-            loop: Loop = self._cuda.CudaLoop(jobs, self.device)
+            loop: Loop[Any] = cuda.CudaLoop(jobs, self.device)
             loop.load(jobs)
             loop.advance(1)
             return loop

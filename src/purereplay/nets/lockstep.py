@@ -44,7 +44,7 @@ def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Acc
     """
     results: dict[int, Result] = {}
     failures: dict[int, UserError] = {}
-    requests: dict[int, list[Job]] = {}
+    requests: dict[int, Sequence[Job]] = {}
 
     def advance(i: int, answer: list[Trained] | None, asked: Sequence[Job] = ()) -> None:
         began = time.perf_counter()

@@ -19,9 +19,9 @@ from purereplay.nets.views import make_views
 _AS_IT_IS = nullcontext()
 
 
-def learning_rate(recipe: Drawn, step: Tensor, steps_per_epoch: int, start: Tensor) -> Tensor:
+def lr_at(recipe: Drawn, step: Tensor, steps_per_epoch: int, start: Tensor) -> Tensor:
     """The rate at `step`, a pure function of it; `start` is the number of schedule epochs gone before (broadcast)."""
-    full = torch.full_like(step + start, recipe.learning_rate, dtype=torch.float32)
+    full = torch.full_like(step + start, recipe.lr, dtype=torch.float32)
     if isinstance(recipe, Supervised):
         return full * recipe.decay ** (step // recipe.decay_every) if recipe.decay_every else full
     if recipe.schedule == "constant":

@@ -68,10 +68,16 @@ def _technique(s: RivalSettings) -> Technique | None:
     if s.robust == "none":
         return None
     if s.robust == "l2r":
-        return LearningToReweight(s.l2r_batch)
+        return LearningToReweight(batch_size=s.l2r_batch)
     if s.robust == "pencil":
-        return Pencil(s.pencil_alpha, s.pencil_beta, s.pencil_rate, s.pencil_stage1, s.pencil_stage2)
+        return Pencil(
+            alpha=s.pencil_alpha,
+            beta=s.pencil_beta,
+            lr=s.pencil_rate,
+            stage1=s.pencil_stage1,
+            stage2=s.pencil_stage2,
+        )
     if s.robust == "sl":
-        return SymmetricLearning(s.sl_alpha, s.sl_beta)
+        return SymmetricLearning(alpha=s.sl_alpha, beta=s.sl_beta)
     assert s.jocor_forget is not None
-    return JoCoR(s.jocor_forget, s.jocor_lambda, s.jocor_epochs)
+    return JoCoR(forget=s.jocor_forget, weight=s.jocor_lambda, epochs=s.jocor_epochs)

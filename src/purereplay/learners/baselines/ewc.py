@@ -26,7 +26,7 @@ from purereplay.nets.networks import State, part, prefixed
 from purereplay.nets.technique import Step, Technique, plain_loss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Elastic(Technique):
     """Cross-entropy with the penalty; `strength` is λ.
 
@@ -86,5 +86,5 @@ def ewc(s: RivalSettings, ground: Ground) -> Ewc:
     assert s.memory_size is not None and s.rate is not None
     most = 1 / s.rate if s.optimizer == "sgd" else math.inf
     nobody = torch.empty((0, *ground.image_shape), dtype=torch.uint8, device=ground.engine.device)
-    ground = ground._replace(technique=Elastic(s.ewc_strength, most))
+    ground = ground._replace(technique=Elastic(strength=s.ewc_strength, most=most))
     return Ewc(ground, memory=None, how=training(s), consolidation=Consolidation(s.memory_size, nobody))

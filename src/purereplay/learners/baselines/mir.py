@@ -24,14 +24,14 @@ from purereplay.nets.networks import is_trained
 from purereplay.nets.technique import Choice, Step, plain_loss, sample_losses
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Interference(Choice):
     """Of the candidates, those whose loss a virtual step on the incoming samples raises most."""
 
     n_incoming: int
     n_replayed: int
 
-    def choose(self, view: Callable[[Tensor], Step], index: Tensor, rate: Tensor) -> Tensor:
+    def choose(self, view: Callable[[Tensor], Step], index: Tensor, lr: Tensor) -> Tensor:
         """index (K, n_incoming + candidates) -> (K, n_incoming + n_replayed)."""
         incoming, candidates = index[:, : self.n_incoming], index[:, self.n_incoming :]
         step, others = view(incoming), view(candidates)
@@ -42,7 +42,7 @@ class Interference(Choice):
             virtual = dict(step.state)
             for name, g in zip(names, gradients, strict=True):
                 if g is not None:  # a second network may have no part in the answer
-                    virtual[name] = step.state[name] - rate.view(-1, *(1,) * (g.ndim - 1)) * g
+                    virtual[name] = step.state[name] - lr.view(-1, *(1,) * (g.ndim - 1)) * g
             before, after = (
                 sample_losses(step.network.outputs(state, others.images, training=True), others.labels)
                 for state in ({n: t.clone() for n, t in some.items()} for some in (step.state, virtual))
@@ -62,7 +62,7 @@ class Mir(Online):
         return self.n_candidates
 
     def _recipe(self, size: int) -> Listed:
-        return replace(super()._recipe(size), choice=Interference(size, self.how.replay_size))
+        return replace(super()._recipe(size), choice=Interference(n_incoming=size, n_replayed=self.how.replay_size))
 
 
 def mir(s: RivalSettings, ground: Ground) -> Mir:

@@ -24,7 +24,7 @@ from purereplay.learners.baselines.planning import Planned, ReplayDraws, plan
 from purereplay.learners.baselines.settings import RivalSettings
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
-from purereplay.nets.jobs import Asks, Job, Listed
+from purereplay.nets.jobs import Asks, Listed, ListedJob
 from purereplay.nets.networks import State, part, prefixed
 
 _BATCHES_AT_ONCE = 100  # trained as one job
@@ -113,8 +113,8 @@ class Online(Rival):
             base_loss=trained.loss,
         )
 
-    def _job(self, planned: Planned, size: int) -> Job:
-        return Job(
+    def _job(self, planned: Planned, size: int) -> ListedJob:
+        return ListedJob(
             phase="online",
             network=self.ground.network,
             state=self.weights,
@@ -124,7 +124,7 @@ class Online(Rival):
             seed=derive_seed(self.ground.seed, "draws"),
             optimizer=self.optimizer,
             index=torch.from_numpy(planned.index),
-            rates=torch.full((len(planned.index),), self.how.learning_rate),
+            lrs=torch.full((len(planned.index),), self.how.learning_rate),
             extra=self._extra(planned.pool.labels),
         )
 

@@ -43,9 +43,8 @@ class ReplayDraws(NamedTuple):
         the batch itself.
         """
         number = torch.arange(self.first, self.first + len(n_held))
-        u = uniforms(torch.tensor([self.key]), number, max(self.n, capacity), stream=RandomStream.MEMORY_REPLAY)[
-            :, 0
-        ].numpy()
+        key, n = torch.tensor([self.key]), max(self.n, capacity)
+        u = uniforms(key, number, n, stream=RandomStream.MEMORY_REPLAY)[:, 0].numpy()
         chosen = np.empty((len(n_held), self.n), np.int64)
         for i, held in enumerate(n_held.tolist()):
             if held > self.n:

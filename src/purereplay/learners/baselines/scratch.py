@@ -16,7 +16,7 @@ from purereplay.learners.base import Report
 from purereplay.learners.baselines.ground import Rival
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
-from purereplay.nets.jobs import Asks, Job, Listed
+from purereplay.nets.jobs import Asks, Listed, ListedJob
 from purereplay.nets.networks import State, part, prefixed
 
 
@@ -91,7 +91,7 @@ class FromScratch(Rival):
     def _n_seen(self) -> int:
         return int(self.memory.seen.sum())
 
-    def _job(self, held: Batch, state: State) -> Job:
+    def _job(self, held: Batch, state: State) -> ListedJob:
         how, size = self.how, min(self.how.batch_size, held.n)
         dice = np.random.Generator(np.random.PCG64(derive_seed(self.ground.seed, "order", self._n_seen)))
         per_epoch = held.n // size
@@ -100,16 +100,16 @@ class FromScratch(Rival):
         if self.ground.technique is not None:
             extra |= self.ground.technique.per_sample(labels, self.ground.n_classes)
         recipe = Listed(
-            size,
-            "sgd",
-            how.momentum,
-            how.weight_decay,
+            batch_size=size,
+            optimizer="sgd",
+            momentum=how.momentum,
+            weight_decay=how.weight_decay,
             clip_norm=how.clip_norm,
             cutmix=how.cutmix,
             technique=self.ground.technique,
             epoch_steps=per_epoch,
         )
-        return Job(
+        return ListedJob(
             phase="scratch",
             network=self.ground.network,
             state=state,
@@ -119,7 +119,7 @@ class FromScratch(Rival):
             extra=extra,
             seed=derive_seed(self.ground.seed, "draws", self._n_seen),
             index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
-            rates=how.rates(per_epoch),
+            lrs=how.rates(per_epoch),
         )
 
     def state(self) -> State:

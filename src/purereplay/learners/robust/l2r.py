@@ -26,7 +26,7 @@ from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, Technique, plain_loss, sample_losses
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LearningToReweight(Technique):
     """See the module."""
 

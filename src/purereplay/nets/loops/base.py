@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, Job, Trained
+from purereplay.nets.jobs import ContrastiveJob, DrawnJob, Job, ListedJob, Trained
 
 log = logging.getLogger(__name__)
 
@@ -18,12 +18,15 @@ _DRAWN_AT_ONCE = 32  # steps whose random numbers are drawn in one go
 _DRAWN_BYTES = 2**27  # and at most this much memory for them
 
 
-class Loop(Protocol):
+AnyJob = TypeVar("AnyJob", bound=Job, contravariant=True)
+
+
+class Loop(Protocol[AnyJob]):
     """K networks of one shape with everything that their step reads and writes, in place."""
 
     n_bytes: int
 
-    def load(self, jobs: Sequence[Job]) -> None:
+    def load(self, jobs: Sequence[AnyJob]) -> None:
         """Put the jobs' networks, moments, images and keys in the places that the step uses."""
 
     def advance(self, at_most: int) -> int:
@@ -35,29 +38,29 @@ class Loop(Protocol):
 
 def joined_pool(jobs: Sequence[Job], device: torch.device) -> Tensor:
     """The jobs' images, D and then P, (K, n + m, C, H, W), of the jobs' own dtype."""
-    pools = [j.images if j.replay is None else torch.cat([j.images, j.replay]) for j in jobs]
-    return torch.stack(pools).to(device)
+    return torch.stack([job.pool() for job in jobs]).to(device)
 
 
 def network_bytes(job: Job) -> int:
     """About how much memory one network of this job takes: weights, gradients, moments, images and activations."""
     weights = sum(t.numel() for t in job.state.values())
     image = job.images[0].numel()
-    pool = (job.images.shape[0] + (0 if job.replay is None else job.replay.shape[0])) * image
-    if isinstance(job.recipe, Contrastive):
+    pool = (job.images.shape[0] + job.n_replay) * image
+    if isinstance(job, ContrastiveJob):
         views = 2 * (min(job.recipe.batch_size, job.images.shape[0]) + job.recipe.replay_size)
         interpolation = job.images.shape[-1] ** 2 + job.images.shape[-2] ** 2
         work = views * (job.network.activation_floats() + 6 * image + 3 * interpolation + 4 * views)
     else:
         work = job.recipe.batch_size * (job.network.activation_floats() + image)
-    extra = sum(t.numel() * t.element_size() for t in job.extra.values())
+    extra = sum(t.numel() * t.element_size() for t in job.extra.values()) if isinstance(job, ListedJob) else 0
     return 4 * (4 * weights + pool + work) + 2 * extra
 
 
-def drawn_at_once(job: Job, k: int) -> int:
+def drawn_at_once(job: DrawnJob, k: int) -> int:
     """How many steps' draws a loop of k such jobs keeps."""
-    numbers = 2 * (job.recipe.batch_size + (job.recipe.replay_size if isinstance(job.recipe, Contrastive) else 0))
-    numbers *= job.recipe.views.n_numbers if isinstance(job.recipe, Contrastive) else 1
+    numbers = 2 * job.recipe.batch_size
+    if isinstance(job, ContrastiveJob):
+        numbers = 2 * (job.recipe.batch_size + job.recipe.replay_size) * job.recipe.views.n_numbers
     return max(1, min(_DRAWN_AT_ONCE, job.n_steps, _DRAWN_BYTES // (k * numbers * 8 * 4)))
 
 

@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from purereplay.nets.device import Precision
-from purereplay.nets.jobs import Contrastive, Drawn, Job, Listed, Trained
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, SupervisedJob, Trained
 from purereplay.nets.loops.base import capture, drawn_at_once, joined_pool, network_bytes
 from purereplay.nets.networks import is_trained, network_input, stack, unstack
-from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, learning_rate, supervised_loss
+from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, lr_at, supervised_loss
 
 _REPLAYS_AT_ONCE = 50  # steps between two looks at the clock on CUDA
 
@@ -23,27 +24,24 @@ _REPLAYS_AT_ONCE = 50  # steps between two looks at the clock on CUDA
 class PlainLoop:
     """See `Loop`."""
 
-    def __init__(self, jobs: Sequence[Job], device: torch.device, precision: Precision) -> None:
+    def __init__(self, jobs: Sequence[DrawnJob], device: torch.device, precision: Precision) -> None:
         job = jobs[0]
-        assert not isinstance(job.recipe, Listed)
         self.device = device
         self.n_bytes = len(jobs) * network_bytes(job)
         self.network, self.steps_per_epoch = job.network, job.steps_per_epoch
         self.recipe: Drawn = job.recipe
-        self.n_images, self.n_replay = job.images.shape[0], 0 if job.replay is None else job.replay.shape[0]
+        self.n_images, self.n_replay = job.images.shape[0], job.n_replay
         self.lowered = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
         self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}
         on_cuda = device.type == "cuda"
-        self.rate = torch.zeros((), device=device)
-        self.optimizer = torch.optim.Adam(list(self.parameters.values()), lr=self.rate, fused=True, capturable=on_cuda)
+        self.lr = torch.zeros((), device=device)
+        self.optimizer = torch.optim.Adam(list(self.parameters.values()), lr=self.lr, fused=True, capturable=on_cuda)
         for p in self.parameters.values():
             zero = torch.zeros((), device=device)
             self.optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         self.pool = network_input(joined_pool(jobs, device))
-        self.labels = (
-            None if job.labels is None else torch.stack([j.labels for j in jobs if j.labels is not None]).to(device)
-        )
+        self.labels = _labels(jobs, device)
         self.keys = torch.zeros(len(jobs), dtype=torch.int64, device=device)
         self.start = torch.zeros((), dtype=torch.int64, device=device)
         self.loss = torch.zeros(len(jobs), device=device)
@@ -55,7 +53,7 @@ class PlainLoop:
         self.graph = capture(self._step, device, before=self.cursor.zero_) if on_cuda else None
 
     @torch.no_grad()
-    def load(self, jobs: Sequence[Job]) -> None:
+    def load(self, jobs: Sequence[DrawnJob]) -> None:
         job, device = jobs[0], self.device
         for name, t in self.state.items():
             t.copy_(torch.stack([j.state[name].to(device) for j in jobs]))
@@ -69,10 +67,9 @@ class PlainLoop:
                     moments[ours].copy_(torch.stack(given))
             moments["step"].fill_(job.steps_before)
         self.pool.copy_(network_input(joined_pool(jobs, device)))
-        if self.labels is not None:
-            self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
+        self.labels.copy_(_labels(jobs, device))
         self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))
-        self.start.fill_(job.start)
+        self.start.fill_(job.start if isinstance(job, ContrastiveJob) else 0)
         self.done = 0
 
     def advance(self, at_most: int) -> int:
@@ -108,7 +105,7 @@ class PlainLoop:
         """The draws and rates of the next steps; into the same places each time, where the captured step reads them."""
         steps = torch.arange(self.done, self.done + self.n_drawn, device=self.device)
         index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps)
-        new = [learning_rate(self.recipe, steps, self.steps_per_epoch, self.start), index]
+        new = [lr_at(self.recipe, steps, self.steps_per_epoch, self.start), index]
         if isinstance(self.recipe, Contrastive):
             new.append(draw_numbers(self.recipe, index.shape[-1], self.keys, steps))
         if not hasattr(self, "drawn"):
@@ -118,13 +115,12 @@ class PlainLoop:
         self.cursor.zero_()
 
     def _step(self) -> None:
-        rate, index, *numbers = (t.index_select(0, self.cursor)[0] for t in self.drawn)
-        self.rate.copy_(rate)
+        lr, index, *numbers = (t.index_select(0, self.cursor)[0] for t in self.drawn)
+        self.lr.copy_(lr)
         self.optimizer.zero_grad(set_to_none=True)
         if isinstance(self.recipe, Contrastive):
             loss = contrastive_loss(self.network, self.state, self.recipe, self.pool, index, numbers[0], self.lowered)
         else:
-            assert self.labels is not None
             loss = supervised_loss(self.network, self.state, self.pool, self.labels, index, self.lowered)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         if not isinstance(self.recipe, Contrastive) and self.recipe.clip is not None:
@@ -132,3 +128,9 @@ class PlainLoop:
         self.optimizer.step()
         self.loss.copy_(loss.detach())
         self.cursor += 1
+
+
+def _labels(jobs: Sequence[DrawnJob], device: torch.device) -> Tensor:
+    """Labels of the jobs, (K, n); (K, 0) for contrastive jobs."""
+    none = torch.empty(0, dtype=torch.int64)
+    return torch.stack([job.labels if isinstance(job, SupervisedJob) else none for job in jobs]).to(device)

@@ -67,7 +67,7 @@ class CudaResNet:
         self.sums = torch.zeros(k, aligned(n_sums), device=device)
         self._lay_out_update(k, device)
         self.whole: State = {}  # weights of convolutions with unused taps, as they were loaded
-        self.images: Tensor | None = None
+        self.images: Tensor  # of the last forward pass
         self.side = torch.cuda.Stream(device) if OVERLAP and device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def _lay_out_update(self, k: int, device: torch.device) -> None:
@@ -212,7 +212,8 @@ class CudaResNet:
 
     def backward(self, d_features: Tensor, rates: Tensor) -> None:
         """From the features' gradient to Adam's step of everything trained; rates (K, 2) as `kernels.adam` has them."""
-        assert self.images is not None and d_features.is_contiguous()
+        if not d_features.is_contiguous():
+            raise ValueError("the gradient of the features must be contiguous")
         g, other, between = self.gradients
         n_tiles = pools.mean_pool_gradient(
             d_features, self._shaped(g, self.blocks[-1].out), self.sums, self.blocks[-1].below()
