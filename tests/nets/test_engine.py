@@ -7,7 +7,7 @@ import torch
 
 from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
-from purereplay.nets.engine import Engine, Progress, equal_share
+from purereplay.nets.engine import Engine, TrainingProgress, equal_share
 from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Supervised, SupervisedJob, first_of_its_kind
 from purereplay.nets.lockstep import Account, drive, drive_together
 from purereplay.nets.loops.base import network_bytes
@@ -204,9 +204,9 @@ def test_self_supervision_brings_views_of_one_image_together():
 
 
 def test_progress_is_told_and_may_interrupt():
-    heard: list[Progress] = []
+    heard: list[TrainingProgress] = []
 
-    def stop(now: Progress) -> None:
+    def stop(now: TrainingProgress) -> None:
         heard.append(now)
         raise InterruptedError
 

@@ -33,7 +33,7 @@ _CPU_MEMORY = 2**31  # what all loops together may take there; CUDA: half of the
 _CPU_SIDE_BY_SIDE = 16  # perceptrons: beyond this nothing is gained on a few cores
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """Where the engine is within a group of jobs."""
 
     phase: str
@@ -62,7 +62,7 @@ class Engine:
         device: torch.device,
         *,
         precision: Precision = "float32",
-        watch: Callable[[Progress], None] | None = None,
+        watch: Callable[[TrainingProgress], None] | None = None,
     ) -> None:
         self.device = device
         self.precision = precision
@@ -151,7 +151,7 @@ class Engine:
             done += loop.advance(n_steps - done)
             if self.watch and time.perf_counter() - self._told > 0.1:
                 self._told = time.perf_counter()
-                self.watch(Progress(jobs[0].phase, len(jobs), done, n_steps))
+                self.watch(TrainingProgress(jobs[0].phase, len(jobs), done, n_steps))
         answers = loop.answers(began)
         sums = torch.stack([torch.stack([t.sum() for t in a.state.values()]).sum() for a in answers])
         return [a if ok else a._replace(loss=math.nan) for a, ok in zip(answers, sums.isfinite().tolist(), strict=True)]

@@ -15,7 +15,7 @@ from purereplay.data.download import Progress as DownloadProgress
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
-from purereplay.nets.engine import Progress as EngineProgress
+from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
 
 out = Console(highlight=False, soft_wrap=True)
@@ -34,7 +34,7 @@ class Show:
         self.job: TaskID | None = None
         self.said = time.monotonic()
 
-    def training(self, now: EngineProgress) -> None:
+    def training(self, now: TrainingProgress) -> None:
         """Called by the engine a few times a second; the one place where a run can be interrupted."""
         if self.interrupted:
             raise Interrupted("Stopped.")
@@ -67,7 +67,7 @@ class Show:
 
         return hear
 
-    def _update_buffers(self, now: EngineProgress | None) -> None:
+    def _update_buffers(self, now: TrainingProgress | None) -> None:
         if self.buffers is None:
             return
         done = sum(e.learner.n_done for e in self.experiments)
@@ -83,14 +83,14 @@ class Show:
             self.bars.print(f"buffers {what}")
 
 
-def remaining(experiments: list[Experiment], now: EngineProgress | None) -> float | None:
+def remaining(experiments: list[Experiment], now: TrainingProgress | None) -> float | None:
     """Seconds left of runs."""
     phases = {phase for e in experiments for phase in e.plan.steps}
     total = {phase: sum(e.plan.steps.get(phase, 0) for e in experiments) for phase in phases}
     return seconds_left(total, [e.account for e in experiments], now)
 
 
-def seconds_left(total: dict[str, int], accounts: list[Account], now: EngineProgress | None) -> float | None:
+def seconds_left(total: dict[str, int], accounts: list[Account], now: TrainingProgress | None) -> float | None:
     """Of steps by phase, from the measured speed of each phase; one not met yet counts as fast as the others."""
     seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in accounts) for phase in total}
     done = {phase: sum(a.steps.get(phase, 0) for a in accounts) for phase in total}
