@@ -151,7 +151,7 @@ def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def pick_other(kind: str, *shape: object) -> shapes.Tiles:
         tiles = pick(kind, *shape)
-        return replace(tiles, swap=not tiles.swap, narrow=True)
+        return replace(tiles, swap=not tiles.swap)
 
     monkeypatch.setattr(shapes, "PLACES_UP_TO", 1)
     monkeypatch.setattr(shapes, "pick_tiles", pick_other)

@@ -22,7 +22,6 @@ from purereplay.nets.loops.cuda.update import UPDATE_BLOCK, update
 from purereplay.nets.resnet import ResNet18
 
 State = dict[str, Tensor]
-OVERLAP = True  # weight gradients run on a second stream, beside the way back
 
 
 class CudaResNet:
@@ -68,7 +67,7 @@ class CudaResNet:
         self._lay_out_update(k, device)
         self.whole: State = {}  # weights of convolutions with unused taps, as they were loaded
         self.images: Tensor  # of the last forward pass
-        self.side = torch.cuda.Stream(device) if OVERLAP and device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def _lay_out_update(self, k: int, device: torch.device) -> None:
         """Where each gradient's parts lie, and a row of `blocks` for each stretch of parameters that Adam updates."""
