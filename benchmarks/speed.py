@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 
 from plain import PlainTraining, perceptron, plain_clean_probability, resnet18
 from purereplay.evaluate.experiment import prepare
-from purereplay.evaluate.settings import pick_device, pick_precision, resolve
+from purereplay.evaluate.settings import resolve
 from purereplay.learners.settings import PRESETS
+from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Contrastive, Job
+from purereplay.nets.jobs import Contrastive, ContrastiveJob
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import Views
@@ -65,16 +66,15 @@ class Case:
         self.images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
         self.views = JITTER if shape[0] == 3 else Views()
 
-    def jobs(self, k: int, epochs: int, device: torch.device) -> list[Job]:
+    def jobs(self, k: int, epochs: int, device: torch.device) -> list[ContrastiveJob]:
         recipe = Contrastive(epochs=epochs, batch_size=self.n, views=self.views)
         if self.with_replay:
             recipe = replace(recipe, batch_size=self.n // 2, replay_size=self.n // 2)
         images = self.images.to(device)
         replay = images if self.with_replay else None
         states = [self.network.fresh(i, device) for i in range(k)]
-        return [
-            Job("bench", self.network, state, recipe, images, seed=i, replay=replay) for i, state in enumerate(states)
-        ]
+        own = {"phase": "bench", "network": self.network, "recipe": recipe, "images": images, "replay": replay}
+        return [ContrastiveJob(state=state, seed=i, **own) for i, state in enumerate(states)]
 
     def multiplications(self) -> float | None:
         """Floating-point operations of the perceptron's products in one step; None for a ResNet."""

@@ -28,11 +28,11 @@ from purereplay.data.labels import LabelBook, in_order, label_array, label_from_
 from purereplay.data.names import Name, SampleNames
 from purereplay.errors import InputError, UserError
 from purereplay.evaluate.checkpoint import packed, read_packed
-from purereplay.evaluate.settings import pick_device, pick_precision
 from purereplay.learners.audited import AuditedLearner
 from purereplay.learners.build import build_spr
 from purereplay.learners.options import from_json
 from purereplay.learners.settings import RANGES, SprSettings, own_settings
+from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate
@@ -299,7 +299,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
         learner = build_spr(options, image_shape=shape, n_classes=0, engine=engine, seed=seed, vectors=vectors)
         # the bits shall not depend on the pieces in which the stream comes. One buffer after the other they never do;
-        # with the GPU's fused loop, which is for experts on images, training many side by side changes none either
+        # with the GPU's CudaLoop, which is for experts on images, training many side by side changes none either
         learner.judging.apart = True
         together = device == "cuda" and not vectors and options.filter == "self-centered"
         self._audited = AuditedLearner(learner, lookahead=64 if together else 1)

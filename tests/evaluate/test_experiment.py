@@ -18,7 +18,8 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import FORMAT, RunSettings, on_device, resolve
 from purereplay.evaluate.sweep import combinations
 from purereplay.learners.settings import SprSettings
-from purereplay.nets.engine import Engine, drive_together
+from purereplay.nets.engine import Engine
+from purereplay.nets.lockstep import drive_together
 from purereplay.report.console import finished
 from purereplay.report.pictures import draw_run
 

@@ -22,7 +22,7 @@ from purereplay.evaluate.judge import Judge
 from purereplay.evaluate.settings import resolve
 from purereplay.learners.baselines.settings import RIVALS, WITH_ROBUST
 from purereplay.learners.settings import LEARNERS
-from purereplay.nets.engine import drive
+from purereplay.nets.lockstep import drive
 
 MARK = 7_000_000
 

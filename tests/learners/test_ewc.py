@@ -93,7 +93,7 @@ def test_no_weight_is_pulled_past_where_it_is_held():
     consolidation.end_task(network, held, seed=1)
     now = {n: t[None].clone().requires_grad_() for n, t in network.init(9).items()}
     one = a_step(network, now, {n: t[None] for n, t in consolidation.extra(network.init(9)).items()})
-    found = torch.autograd.grad(Elastic(1e9, most=1 / rate).loss(one).sum(), list(now.values()))
+    found = torch.autograd.grad(Elastic(strength=1e9, most=1 / rate).loss(one).sum(), list(now.values()))
     plain = torch.autograd.grad(plain_loss(one).sum(), list(now.values()))
     for (n, w), g, p in zip(now.items(), found, plain, strict=True):
         stiff = 1e9 * consolidation.stiffness[n][None] > 1 / rate

@@ -17,7 +17,7 @@ from purereplay.learners.robust.pencil import Pencil
 from purereplay.learners.robust.sl import SymmetricLearning
 from purereplay.nets.draws import own_uniforms
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Job, Rehearsal
+from purereplay.nets.jobs import Listed, ListedJob
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import Step, sample_losses
@@ -90,7 +90,7 @@ def test_jocors_networks_differ_and_the_first_one_answers():
 
 
 def test_pencil_goes_through_its_stages():
-    technique = Pencil(alpha=0.4, beta=0.1, rate=600, stage1=70, stage2=200)
+    technique = Pencil(alpha=0.4, beta=0.1, lr=600, stage1=70, stage2=200)
     labels = step().labels
     begun = stack([technique.per_sample(own, C) for own in labels])
     assert torch.equal(begun["label_logits"][0, 0], 10.0 * F.one_hot(labels[0, 0], C))
@@ -115,7 +115,7 @@ def test_pencil_goes_through_its_stages():
 @pytest.mark.parametrize(("epoch", "moves"), [(69.0, False), (70.0, True), (199.0, True), (200.0, False)])
 def test_pencils_labels_move_in_its_second_stage_alone(epoch, moves):
     value = torch.zeros(K, B, C)
-    Pencil(rate=600).update(step(epoch=epoch), "label_logits", value, torch.full((K, B, C), 0.01))
+    Pencil(lr=600).update(step(epoch=epoch), "label_logits", value, torch.full((K, B, C), 0.01))
     assert torch.equal(value, torch.full((K, B, C), -6.0 if moves else 0.0))
 
 
@@ -129,18 +129,18 @@ def test_pencil_repairs_wrong_labels():
     images = torch.randint(0, 40, (48, 1, 4, 4), dtype=torch.uint8, generator=generator)
     images[torch.arange(48), 0, truth] = 250
     given = torch.where(torch.arange(48) % 3 == 0, (truth + 1) % C, truth)
-    technique = Pencil(alpha=0.05, rate=200, stage1=10, stage2=200)
+    technique = Pencil(alpha=0.05, lr=200, stage1=10, stage2=200)
     index = torch.stack([torch.randperm(48, generator=generator)[:16] for _ in range(400)])
-    job = Job(
-        "test",
-        NETWORK,
-        NETWORK.init(0),
-        Rehearsal(16, "sgd", momentum=0.9, technique=technique, epoch_steps=3),
-        images,
-        0,
+    job = ListedJob(
+        phase="test",
+        network=NETWORK,
+        state=NETWORK.init(0),
+        recipe=Listed(batch_size=16, optimizer="sgd", momentum=0.9, technique=technique, epoch_steps=3),
+        images=images,
+        seed=0,
         labels=given,
         index=index,
-        rates=torch.full((400,), 0.05),
+        lrs=torch.full((400,), 0.05),
         extra=technique.per_sample(given, C),
     )
     [trained] = Engine(torch.device("cpu")).train([job])
@@ -249,7 +249,7 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
         "pencil": Pencil(stage1=1, stage2=3),
         "sl": SymmetricLearning(),
         "jocor": JoCoR(forget=0.5, epochs=2),
-        "ewc": Elastic(100.0),
+        "ewc": Elastic(strength=100.0),
         "aum": Margins(),
     }
     technique = techniques.get(name)
@@ -257,8 +257,8 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
     size = 4 if network == "mlp" else 16
     plain = NETWORK if network == "mlp" else Network(ResNet18(channels=1, size=size, stem="small", width=4), Head(C))
     net = plain if technique is None else technique.prepare(plain)
-    recipe = Rehearsal(6, "sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
-    recipe = replace(recipe, choice=Interference(3, 3)) if name == "mir" else recipe
+    recipe = Listed(batch_size=6, optimizer="sgd", shift_and_flip=name == "aum", technique=technique, epoch_steps=2)
+    recipe = replace(recipe, choice=Interference(n_incoming=3, n_replayed=3)) if name == "mir" else recipe
     jobs, listed = [], 11 if name == "mir" else 6
     for k in range(2):
         generator = torch.Generator().manual_seed(k)
@@ -272,8 +272,8 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
             extra |= {f"{what}.{n}": torch.rand_like(t) for n, t in state.items() for what in ("centre", "stiffness")}
             extra = {n: t for n, t in extra.items() if "running" not in n}
         extra |= {n: torch.zeros(20) for n in Margins.recorded} if name == "aum" else {}
-        rates = torch.full((3,), 1e-3)
-        jobs.append(Job("test", net, state, recipe, images, k, labels=labels, index=index, rates=rates, extra=extra))
+        own = {"phase": "test", "network": net, "recipe": recipe, "lrs": torch.full((3,), 1e-3)}
+        jobs.append(ListedJob(state=state, images=images, seed=k, labels=labels, index=index, extra=extra, **own))
     here = Engine(torch.device("cpu")).train(jobs)
     for precision, tolerance in (("float32", 1e-4), ("bf16", 1e-2)):  # the latter is TF32 here
         there = Engine(torch.device("cuda"), precision=precision).train(jobs)

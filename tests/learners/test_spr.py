@@ -15,8 +15,9 @@ from purereplay.learners.build import build_spr, make_spr
 from purereplay.learners.settings import SprSettings, preset_settings
 from purereplay.learners.spr import SPR
 from purereplay.memory.reservoir import Reservoir
-from purereplay.nets.engine import Engine, drive
+from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
+from purereplay.nets.lockstep import drive
 from purereplay.purify.self_centered import judge
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from purereplay.nets.draws import permutations, uniforms
+from purereplay.nets.draws import RandomStream, permutations, uniforms
 
 
 def splitmix64(state: int) -> int:
@@ -43,6 +43,22 @@ def test_streams_and_steps_differ():
     key = torch.tensor([1])
     draws = [uniforms(key, torch.tensor(t), 8, stream=s) for t in range(3) for s in range(3)]
     assert len({tuple(d[0].tolist()) for d in draws}) == 9
+
+
+def test_numbers_of_streams_stay():
+    """Results of earlier versions depend on them."""
+    assert {stream.name: stream.value for stream in RandomStream} == {
+        "ORDER": 0,
+        "REPLAY": 1,
+        "VIEWS": 2,
+        "CUTMIX": 3,
+        "SHIFT": 4,
+        "CLEAN": 5,
+        "FISHER_LABELS": 6,
+        "MEMORY_REPLAY": 7,
+    }
+    key, step = torch.tensor([1]), torch.tensor(2)
+    assert torch.equal(uniforms(key, step, 8, stream=RandomStream.SHIFT), uniforms(key, step, 8, stream=4))
 
 
 def test_permutations_are_permutations_and_reach_every_place():

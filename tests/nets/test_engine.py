@@ -7,23 +7,26 @@ import torch
 
 from purereplay.errors import Interrupted, UserError
 from purereplay.nets.draws import uniforms
-from purereplay.nets.engine import Account, Engine, Progress, drive, drive_together, equal_share
-from purereplay.nets.jobs import Contrastive, Job, Supervised, first_of_its_kind
-from purereplay.nets.loops.plain import network_bytes
+from purereplay.nets.engine import Engine, TrainingProgress, equal_share
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Supervised, SupervisedJob, first_of_its_kind
+from purereplay.nets.lockstep import Account, drive, drive_together
+from purereplay.nets.loops.base import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.steps import batch_index, contrastive_loss, draw_numbers, draw_rows, learning_rate, replay_index
+from purereplay.nets.steps import batch_index, contrastive_loss, draw_numbers, draw_rows, lr_at, replay_index
 from purereplay.nets.views import Views
 
 CPU = torch.device("cpu")
 NETWORK = Network(MLP(36, (16, 16)), Head(8, hidden=True))
 
 
-def job(k: int, recipe: Contrastive | Supervised, n: int = 12, **more) -> Job:
+def job(k: int, recipe: Contrastive | Supervised, n: int = 12, **more) -> DrawnJob:
     generator = torch.Generator().manual_seed(100 + k)
     images = torch.randint(0, 256, (n, 1, 6, 6), dtype=torch.uint8, generator=generator)
     network = more.pop("network", NETWORK)
-    return Job("test", network, network.init(k), recipe, images, seed=1000 + k, **more)
+    kind = ContrastiveJob if isinstance(recipe, Contrastive) else SupervisedJob
+    own = {"phase": "test", "network": network, "state": network.init(k), "images": images, "seed": 1000 + k}
+    return kind(recipe=recipe, **own, **more)
 
 
 def test_side_by_side_equals_one_by_one():
@@ -54,7 +57,7 @@ def test_resnets_side_by_side_equal_one_by_one():
 
 
 def test_the_loop_equals_adam_written_out():
-    recipe = Contrastive(epochs=4, batch_size=12, learning_rate=1e-2, warm_epochs=1)
+    recipe = Contrastive(epochs=4, batch_size=12, lr=1e-2, warm_epochs=1)
     one = job(0, recipe)
     [trained] = Engine(CPU).train([one])
     state = {n: t.clone().requires_grad_() for n, t in stack([one.state]).items()}
@@ -154,16 +157,16 @@ def test_finetuning_learns_the_labels_and_clips():
 
 def test_learning_rates_are_the_schedules():
     def rates(recipe, steps, per_epoch=2, start=0):
-        return [float(learning_rate(recipe, torch.tensor(t), per_epoch, torch.tensor(start))) for t in steps]
+        return [float(lr_at(recipe, torch.tensor(t), per_epoch, torch.tensor(start))) for t in steps]
 
-    cosine = Contrastive(epochs=20, batch_size=1, learning_rate=1.0, warm_epochs=10)
+    cosine = Contrastive(epochs=20, batch_size=1, lr=1.0, warm_epochs=10)
     assert rates(cosine, [0, 19, 20]) == pytest.approx([1, 1, 1])
     assert rates(cosine, [2 * 15]) == pytest.approx([(1 + math.cos(math.pi * 5 / 20)) / 2])
     # never restarted: after one buffer's epochs it falls on, after 20 it rises again
     assert rates(cosine, [0], start=20) == pytest.approx([0], abs=1e-6)
     assert rates(cosine, [0], start=30) == pytest.approx([0.5], abs=1e-6)
     assert rates(replace(cosine, schedule="constant"), [0, 39]) == [1, 1]
-    steps = Supervised(epochs=1, learning_rate=1.0, decay_every=300)
+    steps = Supervised(epochs=1, lr=1.0, decay_every=300)
     assert rates(steps, [0, 299, 300, 600]) == pytest.approx([1, 1, 0.1, 0.01])
     assert rates(replace(steps, decay_every=None), [900]) == [1]
 
@@ -195,15 +198,15 @@ def test_replay_images_take_part():
 
 def test_self_supervision_brings_views_of_one_image_together():
     grey = torch.linspace(0, 255, 12).to(torch.uint8).view(12, 1, 1, 1).expand(12, 1, 6, 6)  # told apart in any crop
-    one = replace(job(0, Contrastive(epochs=200, batch_size=12, learning_rate=3e-3)), images=grey)
+    one = replace(job(0, Contrastive(epochs=200, batch_size=12, lr=3e-3)), images=grey)
     first, last = (Engine(CPU).train([replace(one, recipe=replace(one.recipe, epochs=e))])[0].loss for e in (1, 200))
     assert last < first - 0.3
 
 
 def test_progress_is_told_and_may_interrupt():
-    heard: list[Progress] = []
+    heard: list[TrainingProgress] = []
 
-    def stop(now: Progress) -> None:
+    def stop(now: TrainingProgress) -> None:
         heard.append(now)
         raise InterruptedError
 
@@ -270,7 +273,7 @@ def test_who_diverges_or_fails_does_not_stop_the_others():
 
     def work(k: int, rate: float, fails: bool = False):
         for i in range(3):
-            [trained] = yield [job(k, Contrastive(epochs=4, batch_size=12, learning_rate=rate))]
+            [trained] = yield [job(k, Contrastive(epochs=4, batch_size=12, lr=rate))]
             asked.append((k, i))
             if fails:
                 raise UserError(f"Learner {k} has had enough.")
@@ -343,7 +346,7 @@ def test_where_the_fast_loop_fails_the_plain_one_serves(caplog):
 
     jobs = [job(k, Contrastive(epochs=2, batch_size=12)) for k in range(2)]
     engine = Engine(CPU)
-    engine._fused = SimpleNamespace(can_train=lambda _: True, fused_bytes=network_bytes, FusedLoop=Broken)
+    engine._cuda = SimpleNamespace(can_train=lambda _: True, cuda_bytes=network_bytes, CudaLoop=Broken)
     answers = engine.train(jobs)
     assert [r.message for r in caplog.records if "no such instruction" in r.message]
     assert [a.loss for a in answers] == [a.loss for a in Engine(CPU).train(jobs)]
@@ -384,7 +387,8 @@ def test_resnets_are_captured_and_repeat_bit_for_bit(caplog):
     network = Network(ResNet18(channels=3, size=32, width=16), Head(32, hidden=True), (0.5,) * 3, (0.2,) * 3)
     images = torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8)
     recipe = Contrastive(epochs=30, batch_size=20, views=Views(jitter=(0.5, 0.5, 0.5, 0.2)))
-    jobs = [Job("test", network, network.init(k), recipe, images, seed=k) for k in range(2)]
+    own = {"phase": "test", "network": network, "recipe": recipe, "images": images}
+    jobs = [ContrastiveJob(state=network.init(k), seed=k, **own) for k in range(2)]
     runs = [Engine(torch.device("cuda")).train(jobs) for _ in range(2)]
     assert not caplog.records  # no fall-back to the plain loop
     for k in range(2):

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from purereplay.nets.jobs import Contrastive, Job, Supervised
-from purereplay.nets.loops.cuda.loop import FusedLoop, can_train, draw_views
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Supervised, SupervisedJob
+from purereplay.nets.loops.cuda.loop import CudaLoop, can_train, draw_views
 from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.resnet import ResNet18
@@ -24,14 +25,15 @@ GREY, COLOUR = (1, 5, 6), (3, 6, 5)
 
 def job(
     k: int, recipe: Contrastive | Supervised, shape=GREY, n: int = 10, hidden: bool = True, replay: int = 0, **more
-) -> Job:
+) -> DrawnJob:
     generator = torch.Generator().manual_seed(100 + k)
     images, purified = (torch.randint(0, 256, (m, *shape), dtype=torch.uint8, generator=generator) for m in (n, replay))
     n_inputs = shape[0] * shape[1] * shape[2]
     network = Network(MLP(n_inputs, (24, 20)), Head(12, hidden=hidden), more.pop("mean", None), more.pop("std", None))
+    own = {"phase": "test", "network": network, "state": network.init(k), "images": images, "seed": 1000 + k}
     if isinstance(recipe, Supervised):
-        more["labels"] = torch.arange(n) % 12
-    return Job("test", network, network.init(k), recipe, images, 1000 + k, replay=purified if replay else None, **more)
+        return SupervisedJob(recipe=recipe, labels=torch.arange(n) % 12, **own, **more)
+    return ContrastiveJob(recipe=recipe, replay=purified if replay else None, **own, **more)
 
 
 def train(loop, jobs):
@@ -42,8 +44,8 @@ def train(loop, jobs):
     return loop.answers(0.0)
 
 
-def fused(jobs) -> FusedLoop:
-    return FusedLoop(jobs, DEVICE, torch.float32)
+def cuda_loop(jobs) -> CudaLoop:
+    return CudaLoop(jobs, DEVICE, torch.float32)
 
 
 def assert_same(a, b, tolerance):
@@ -56,8 +58,8 @@ def assert_same(a, b, tolerance):
 
 
 RECIPES = {
-    "all of D": (Contrastive(epochs=3, batch_size=10, learning_rate=1e-3), {}),
-    "half of P": (Contrastive(epochs=2, batch_size=5, replay_size=5, learning_rate=1e-3), {"replay": 7}),
+    "all of D": (Contrastive(epochs=3, batch_size=10, lr=1e-3), {}),
+    "half of P": (Contrastive(epochs=2, batch_size=5, replay_size=5, lr=1e-3), {"replay": 7}),
     "linear head": (Contrastive(epochs=2, batch_size=10, temperature=0.1), {"hidden": False}),
     "colour": (
         Contrastive(epochs=2, batch_size=10, views=Views(jitter=(0.5, 0.5, 0.5, 0.2), jitter_probability=0.8)),
@@ -81,7 +83,7 @@ def test_the_kernels_do_what_autograd_does(name):
     jobs = [job(k, recipe, **more) for k in range(2)]
     assert can_train(jobs[0])
     plain = train(PlainLoop(jobs, DEVICE, "float32"), jobs)
-    assert_same(plain, train(fused(jobs), jobs), 2e-3)
+    assert_same(plain, train(cuda_loop(jobs), jobs), 2e-3)
 
 
 @pytest.mark.parametrize("recipe", ["views", "labels"])
@@ -90,12 +92,12 @@ def test_resnets_go_the_same_way(recipe):
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     jitter = Views(jitter=(0.5, 0.5, 0.5, 0.2))
     how = {
-        "views": (Contrastive(epochs=1, batch_size=4, views=jitter), None),
-        "labels": (Supervised(epochs=1, batch_size=4, clip=1e-3), torch.arange(4)),
+        "views": partial(ContrastiveJob, recipe=Contrastive(epochs=1, batch_size=4, views=jitter)),
+        "labels": partial(SupervisedJob, recipe=Supervised(epochs=1, batch_size=4, clip=1e-3), labels=torch.arange(4)),
     }[recipe]
-    jobs = [Job("test", network, network.init(k), how[0], images, k, labels=how[1]) for k in range(2)]
+    jobs = [how(phase="test", network=network, state=network.init(k), images=images, seed=k) for k in range(2)]
     assert can_train(jobs[0])
-    plain, ours = train(PlainLoop(jobs, DEVICE, "float32"), jobs), train(fused(jobs), jobs)
+    plain, ours = train(PlainLoop(jobs, DEVICE, "float32"), jobs), train(cuda_loop(jobs), jobs)
     for a, b in zip(plain, ours, strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-3)
         assert a.state.keys() == b.state.keys() and a.optimizer.keys() == b.optimizer.keys()
@@ -112,13 +114,13 @@ def test_views_are_drawn_from_the_same_numbers():
     numbers = draw_numbers(recipe, 70, keys, steps)
     box, colour = draw_views(recipe.views, 140, keys, steps)
     torch.testing.assert_close(box, boxes(numbers, recipe.views))
-    torch.testing.assert_close(colour, colours(numbers, recipe.views))
+    torch.testing.assert_close(colour, colours(numbers, recipe.views.jitter, recipe.views.jitter_probability))
 
 
 def test_a_network_does_not_depend_on_its_company():
     jobs = [job(k, Contrastive(epochs=2, batch_size=10)) for k in range(3)]
-    for together, alone in zip(train(fused(jobs), jobs), jobs, strict=True):
-        [own] = train(fused([alone]), [alone])
+    for together, alone in zip(train(cuda_loop(jobs), jobs), jobs, strict=True):
+        [own] = train(cuda_loop([alone]), [alone])
         assert own.loss == together.loss
         assert all(torch.equal(own.state[n], together.state[n]) for n in own.state)
 
@@ -129,14 +131,14 @@ def test_networks_of_different_age_train_together():
     [grown] = train(PlainLoop([old], DEVICE, "float32"), [old])
     old = replace(old, state=grown.state, optimizer=grown.optimizer, start=3, recipe=recipe)
     plain = [train(PlainLoop([one], DEVICE, "float32"), [one])[0] for one in (young, old)]
-    both = train(fused([young, old]), [young, old])
+    both = train(cuda_loop([young, old]), [young, old])
     assert_same(plain, both, 2e-3)
     assert [int(t.optimizer["step"]) for t in both] == [4, 10]
 
 
 def test_chunks_of_steps_make_no_difference():
     one = job(0, Contrastive(epochs=5, batch_size=10))
-    loops = [fused([one]), fused([one])]
+    loops = [cuda_loop([one]), cuda_loop([one])]
     loops[1].chunk = 2
     a, b = (train(loop, [one])[0] for loop in loops)
     assert a.loss == b.loss and all(torch.equal(a.state[n], b.state[n]) for n in a.state)
@@ -144,17 +146,18 @@ def test_chunks_of_steps_make_no_difference():
     assert all(torch.equal(a.state[n], again.state[n]) for n in a.state)
 
 
-def small_resnet_job() -> Job:
+def small_resnet_job() -> ContrastiveJob:
     network = Network(ResNet18(channels=3, size=8, width=4), Head(6))
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return Job("test", network, network.init(0), Contrastive(epochs=5, batch_size=4), images, 0)
+    recipe = Contrastive(epochs=5, batch_size=4)
+    return ContrastiveJob(phase="test", network=network, state=network.init(0), recipe=recipe, images=images, seed=0)
 
 
 @pytest.mark.gpu
 def test_capturing_a_step_leaves_no_trace():
     """A loop captures when it first needs a number of steps, here 3 and then 2: that must not count as training."""
     one = small_resnet_job()
-    loop = fused([one])
+    loop = cuda_loop([one])
     loop.chunk = 3
     first, again = train(loop, [one])[0], train(loop, [one])[0]
     assert set(loop.graphs) == {3, 2}
@@ -164,7 +167,7 @@ def test_capturing_a_step_leaves_no_trace():
 def test_what_a_step_changes_is_put_back_by_a_capture():
     """Everything that a step leaves behind is a parameter, or is named as a statistic."""
     one = small_resnet_job()
-    loop = fused([one])
+    loop = cuda_loop([one])
     loop.load([one])
     before = loop.backbone.read()[0]
     p = loop.parameters

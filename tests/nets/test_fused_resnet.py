@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from purereplay.nets.loops.cuda import shapes
 from purereplay.nets.loops.cuda.parameters import Parameters
-from purereplay.nets.loops.cuda.resnet import FusedResNet
+from purereplay.nets.loops.cuda.resnet import CudaResNet
 from purereplay.nets.networks import State, is_trained, stack
 from purereplay.nets.resnet import ResNet18
 
@@ -62,15 +62,15 @@ def make_moments(backbone: ResNet18, state: State) -> tuple[State, State]:
     return mean, square
 
 
-def make_fused(backbone: ResNet18, k: int, n: int) -> FusedResNet:
-    shapes = {PREFIX + name: shape for name, shape in FusedResNet.shapes(backbone).items()}
+def make_cuda_resnet(backbone: ResNet18, k: int, n: int) -> CudaResNet:
+    shapes = {PREFIX + name: shape for name, shape in CudaResNet.shapes(backbone).items()}
     parameters = Parameters(shapes, k, DEVICE, torch.float32)
-    return FusedResNet(backbone, k, n, DEVICE, torch.float32, parameters, PREFIX)
+    return CudaResNet(backbone, k, n, DEVICE, torch.float32, parameters, PREFIX)
 
 
-def lay_out(images: Tensor, fused: FusedResNet) -> Tensor:
+def lay_out(images: Tensor, resnet: CudaResNet) -> Tensor:
     """(K, n, channels, size, size) as the kernels read it."""
-    out = images.new_zeros(*images.shape[:2], *images.shape[3:], fused.pixel)
+    out = images.new_zeros(*images.shape[:2], *images.shape[3:], resnet.pixel)
     out[..., : images.shape[2]] = images.permute(0, 1, 3, 4, 2)
     return out
 
@@ -106,14 +106,14 @@ def check_steps(backbone: ResNet18, k: int, n: int, n_steps: int) -> None:
     start = make_state(backbone, networks)
     start_mean, start_square = make_moments(backbone, start)
     state, mean, square = doubled(start), doubled(start_mean), doubled(start_square)
-    fused = make_fused(backbone, k, n)
-    fused.load(start, start_mean, start_square)
+    resnet = make_cuda_resnet(backbone, k, n)
+    resnet.load(start, start_mean, start_square)
     for step in range(10, 10 + n_steps):
         images, d, rates = make_inputs(backbone, networks, n, step)
         want = slow_step(backbone, state, mean, square, images.double(), d.double(), rates.double())
-        torch.testing.assert_close(fused.forward(lay_out(images, fused)), want.float(), rtol=1e-4, atol=1e-4)
-        fused.backward(d, rates)
-        got_state, got_mean, got_square = fused.read()
+        torch.testing.assert_close(resnet.forward(lay_out(images, resnet)), want.float(), rtol=1e-4, atol=1e-4)
+        resnet.backward(d, rates)
+        got_state, got_mean, got_square = resnet.read()
         assert got_state.keys() == state.keys()
         assert got_mean.keys() == got_square.keys() == mean.keys()
         for name in state:
@@ -151,7 +151,7 @@ def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def pick_other(kind: str, *shape: object) -> shapes.Tiles:
         tiles = pick(kind, *shape)
-        return replace(tiles, swap=not tiles.swap, narrow=True)
+        return replace(tiles, swap=not tiles.swap)
 
     monkeypatch.setattr(shapes, "PLACES_UP_TO", 1)
     monkeypatch.setattr(shapes, "pick_tiles", pick_other)
@@ -161,14 +161,14 @@ def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_features_of_usual_images() -> None:
     backbone = ResNet18(size=32, width=4)
     state = make_state(backbone, [0])
-    fused = make_fused(backbone, 1, 4)
-    fused.load(state, None, None)
+    resnet = make_cuda_resnet(backbone, 1, 4)
+    resnet.load(state, None, None)
     images, _, _ = make_inputs(backbone, [0], 4, 1)
-    got = fused.forward(lay_out(images, fused))
+    got = resnet.forward(lay_out(images, resnet))
     state = doubled(state)
     want = backbone.features(state, images.double(), training=True).float()
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    for name, tensor in fused.read()[0].items():
+    for name, tensor in resnet.read()[0].items():
         assert_close(tensor, state[name], name)
 
 
@@ -177,12 +177,12 @@ def test_company_does_not_matter() -> None:
     backbone, n = ResNet18(size=6, width=4), 6
 
     def train(networks: list[int]) -> tuple[Tensor, State, State, State]:
-        fused = make_fused(backbone, len(networks), n)
-        fused.load(make_state(backbone, networks), None, None)
+        resnet = make_cuda_resnet(backbone, len(networks), n)
+        resnet.load(make_state(backbone, networks), None, None)
         images, d, rates = make_inputs(backbone, networks, n, 1)
-        features = fused.forward(lay_out(images, fused)).clone()
-        fused.backward(d, rates)
-        return features, *fused.read()
+        features = resnet.forward(lay_out(images, resnet)).clone()
+        resnet.backward(d, rates)
+        return features, *resnet.read()
 
     together, alone = train([0, 1]), [train([0]), train([1])]
     for i in range(2):
@@ -196,8 +196,8 @@ def test_load_and_read_are_inverse() -> None:
     backbone = ResNet18(size=8, width=4)
     state = make_state(backbone, [0, 1])
     moments = make_moments(backbone, state)
-    fused = make_fused(backbone, 2, 4)
-    fused.load(state, *moments)
-    for got, want in zip(fused.read(), (state, *moments), strict=True):
+    resnet = make_cuda_resnet(backbone, 2, 4)
+    resnet.load(state, *moments)
+    for got, want in zip(resnet.read(), (state, *moments), strict=True):
         assert got.keys() == want.keys()
         assert all(torch.equal(got[name], want[name]) and got[name].is_contiguous() for name in want)

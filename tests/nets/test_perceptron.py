@@ -10,18 +10,17 @@ import pytest
 import torch
 
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Contrastive, Job
-from purereplay.nets.loops import cpu_mlp as perceptron
-from purereplay.nets.loops import cpu_mlp_step as perceptron_step
-from purereplay.nets.loops.cpu_mlp import PerceptronLoop, can_train
+from purereplay.nets.jobs import Contrastive, ContrastiveJob
+from purereplay.nets.loops import cpu_mlp, cpu_mlp_step
+from purereplay.nets.loops.cpu_mlp import CpuMlpLoop, can_train
 from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import FeatureViews, Views
 
 CPU = torch.device("cpu")
-ALL = Contrastive(epochs=6, batch_size=12, learning_rate=1e-3, warm_epochs=1)
-HALVES = Contrastive(epochs=3, batch_size=6, replay_size=6, learning_rate=1e-3)
+ALL = Contrastive(epochs=6, batch_size=12, lr=1e-3, warm_epochs=1)
+HALVES = Contrastive(epochs=3, batch_size=6, replay_size=6, lr=1e-3)
 VECTORS = replace(ALL, views=FeatureViews(7, dropout=0.2, noise=0.3))
 COLOUR = replace(ALL, views=Views(jitter=(0.5, 0.5, 0.5, 0.2)))
 
@@ -34,7 +33,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidden=(16, 20)) -> list[Job]:
+def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidden=(16, 20)) -> list[ContrastiveJob]:
     generator = torch.Generator().manual_seed(7)
     channels = shape[0]
     scale = {"mean": (0.4,) * channels, "std": (0.3,) * channels} if normalised else {}
@@ -45,7 +44,8 @@ def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidde
         if isinstance(recipe.views, FeatureViews):
             images, replay = (torch.randn(n, *shape, generator=generator) for n in (12, 9))
         more = {"replay": replay} if recipe.replay_size else {}
-        jobs.append(Job("test", network, network.init(i), recipe, images, seed=50 + i, **more))
+        own = {"network": network, "state": network.init(i), "recipe": recipe, "images": images}
+        jobs.append(ContrastiveJob(phase="test", seed=50 + i, **own, **more))
     return jobs
 
 
@@ -101,14 +101,14 @@ def test_steps_equal_the_plain_loops(case, k, threads):
     plain = train(PlainLoop(jobs, CPU, "float32"), jobs)
     for n_threads in (1, 2):
         threads(n_threads)
-        close(train(PerceptronLoop(jobs), jobs), plain, jobs)
+        close(train(CpuMlpLoop(jobs), jobs), plain, jobs)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_of_one_step_is_autograds(case):
     """Adam's first mean is a tenth of the gradient."""
     jobs = [replace(job, recipe=replace(job.recipe, epochs=1)) for job in make_jobs(2, **CASES[case])]
-    plain, ours = PlainLoop(jobs, CPU, "float32"), PerceptronLoop(jobs)
+    plain, ours = PlainLoop(jobs, CPU, "float32"), CpuMlpLoop(jobs)
     for loop in (plain, ours):
         loop.load(jobs)
         loop.advance(1)
@@ -123,34 +123,34 @@ def test_the_gradient_of_one_step_is_autograds(case):
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_steps_have_the_same_bits(case, monkeypatch):
     jobs = make_jobs(2, **CASES[case])
-    compiled = PerceptronLoop(jobs)
+    compiled = CpuMlpLoop(jobs)
     assert all(isinstance(f, torch.jit.ScriptFunction) for f in (compiled.steps, compiled.step))
-    monkeypatch.setattr(perceptron, "compiled", lambda function: function)
-    same_bits(train(compiled, jobs), train(PerceptronLoop(jobs), jobs))
+    monkeypatch.setattr(cpu_mlp, "compiled", lambda function: function)
+    same_bits(train(compiled, jobs), train(CpuMlpLoop(jobs), jobs))
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(caplog):
     def not_for_torchscript():
         yield 1
 
-    assert perceptron_step.compiled(not_for_torchscript) is not_for_torchscript
-    assert perceptron_step.compiled(not_for_torchscript) is not_for_torchscript
+    assert cpu_mlp_step.compiled(not_for_torchscript) is not_for_torchscript
+    assert cpu_mlp_step.compiled(not_for_torchscript) is not_for_torchscript
     assert caplog.text.count("could not be compiled") == 1
 
 
 @pytest.mark.parametrize("k", [2, 5, 8])
 def test_threads_share_any_number_of_networks(k, threads, monkeypatch):
-    monkeypatch.setattr(perceptron, "_STEPS_A_TURN", 2)
+    monkeypatch.setattr(cpu_mlp, "_STEPS_A_TURN", 2)
     jobs = make_jobs(k)
     threads(1)
-    alone = [train(PerceptronLoop([job]), [job])[0] for job in jobs]
+    alone = [train(CpuMlpLoop([job]), [job])[0] for job in jobs]
     threads(2)
-    loop = PerceptronLoop(jobs)
+    loop = CpuMlpLoop(jobs)
     first = train(loop, jobs)
     assert len(loop.places) == 2
     same_bits(first, alone)
     for _ in range(3):
-        same_bits(train(PerceptronLoop(jobs), jobs), first)
+        same_bits(train(CpuMlpLoop(jobs), jobs), first)
     same_bits(train(loop, jobs), first)
     assert torch.get_num_threads() == 2 and threading.active_count() == 1
 
@@ -159,35 +159,35 @@ def test_few_networks_on_many_threads_have_several_each(threads):
     threads(4)
     seen = []
 
-    class Seen(perceptron._Turns):
+    class Seen(cpu_mlp._Turns):
         def work(self, places):
             super().work(places)
             seen.append(torch.get_num_threads())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(perceptron, "_Turns", Seen)
+        patch.setattr(cpu_mlp, "_Turns", Seen)
         jobs = make_jobs(2)
-        train(PerceptronLoop(jobs), jobs)
+        train(CpuMlpLoop(jobs), jobs)
     assert set(seen) == {2} and torch.get_num_threads() == 4
 
 
 def test_a_loop_that_is_used_again_remembers_nothing(threads):
     threads(2)
     jobs, others = make_jobs(3, HALVES), [replace(j, seed=9 + j.seed) for j in make_jobs(3, HALVES)]
-    loop = PerceptronLoop(jobs)
+    loop = CpuMlpLoop(jobs)
     first = train(loop, jobs)
     train(loop, others)
     same_bits(train(loop, jobs), first)
     threads(1)
-    same_bits(train(loop, jobs), train(PerceptronLoop(jobs), jobs))
+    same_bits(train(loop, jobs), train(CpuMlpLoop(jobs), jobs))
 
 
 def test_the_optimizer_goes_on(threads):
     threads(2)
     jobs = make_jobs(3)
-    first = train(PerceptronLoop(jobs), jobs)
+    first = train(CpuMlpLoop(jobs), jobs)
     onward = [replace(j, state=t.state, optimizer=t.optimizer, start=2) for j, t in zip(jobs, first, strict=True)]
-    close(train(PerceptronLoop(onward), onward), train(PlainLoop(onward, CPU, "float32"), onward), onward)
+    close(train(CpuMlpLoop(onward), onward), train(PlainLoop(onward, CPU, "float32"), onward), onward)
 
 
 def test_an_interrupt_leaves_no_thread_at_work(threads):
@@ -211,7 +211,7 @@ def test_an_interrupt_leaves_no_thread_at_work(threads):
 def test_what_fails_in_a_thread_surfaces(which, error, threads, monkeypatch):
     threads(2)
     jobs = make_jobs(2, replace(ALL, epochs=100_000))
-    loop = PerceptronLoop(jobs)
+    loop = CpuMlpLoop(jobs)
     loop.load(jobs)
     loop.advance(1)
 
@@ -225,7 +225,7 @@ def test_what_fails_in_a_thread_surfaces(which, error, threads, monkeypatch):
         taken[k] += n_steps
 
     monkeypatch.setattr(loop, "_turn", fail)
-    monkeypatch.setattr(perceptron, "_STEPS_A_TURN", 1)
+    monkeypatch.setattr(cpu_mlp, "_STEPS_A_TURN", 1)
     with pytest.raises(error):
         loop.advance(31)
     assert threading.active_count() == 1 and torch.get_num_threads() == 2
@@ -234,7 +234,7 @@ def test_what_fails_in_a_thread_surfaces(which, error, threads, monkeypatch):
 
 def test_a_call_returns_after_about_half_a_second():
     jobs = make_jobs(2, replace(ALL, epochs=100_000))
-    loop = PerceptronLoop(jobs)
+    loop = CpuMlpLoop(jobs)
     loop.load(jobs)
     loop.advance(1)
     for seconds, n in ((0.2, 2), (0.5, 1), (7, 1), (1e-9, 3)):
@@ -251,4 +251,4 @@ def test_the_loop_is_chosen_for_perceptrons_without_labels_in_full_precision():
     for engine in engines.values():
         engine.train([job])
     kinds = {precision: type(next(iter(engine._loops.values()))) for precision, engine in engines.items()}
-    assert kinds == {"float32": PerceptronLoop, "tf32": PlainLoop}
+    assert kinds == {"float32": CpuMlpLoop, "tf32": PlainLoop}

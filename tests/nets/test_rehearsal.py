@@ -8,7 +8,7 @@ from purereplay.learners.baselines.mir import Interference
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Job, Rehearsal
+from purereplay.nets.jobs import Listed, ListedJob
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import sample_losses
@@ -18,17 +18,27 @@ CPU = torch.device("cpu")
 NETWORK = Network(MLP(16, (12, 12)), Head(4))
 
 
-def job(k: int, recipe: Rehearsal, n_steps: int = 5, n: int = 20, network: Network = NETWORK, shape=(1, 4, 4)) -> Job:
+def job(k: int, recipe: Listed, n_steps: int = 5, n: int = 20, network: Network = NETWORK, shape=(1, 4, 4)):
     generator = torch.Generator().manual_seed(k)
     images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
     listed = recipe.batch_size if recipe.choice is None else 11  # 3 incoming ones, 8 candidates
     index = torch.randint(0, n, (n_steps, listed), generator=generator)
-    rates = torch.linspace(0.1, 0.05, n_steps)
+    lrs = torch.linspace(0.1, 0.05, n_steps)
     labels = torch.randint(0, 4, (n,), generator=generator)
-    return Job("test", network, network.init(k), recipe, images, k, labels=labels, index=index, rates=rates)
+    return ListedJob(
+        phase="test",
+        network=network,
+        state=network.init(k),
+        recipe=recipe,
+        images=images,
+        seed=k,
+        labels=labels,
+        index=index,
+        lrs=lrs,
+    )
 
 
-def by_hand(one: Job, choose=lambda state, index, rate: index) -> dict[str, torch.Tensor]:
+def by_hand(one: ListedJob, choose=lambda state, index, lr: index) -> dict[str, torch.Tensor]:
     """The same training, a network and a step at a time, with PyTorch's own optimizers."""
     recipe = one.recipe
     state = {n: t.clone().requires_grad_() for n, t in stack([one.state]).items()}
@@ -37,9 +47,9 @@ def by_hand(one: Job, choose=lambda state, index, rate: index) -> dict[str, torc
         optimizer = torch.optim.Adam(parameters, weight_decay=recipe.weight_decay)
     else:
         optimizer = torch.optim.SGD(parameters, 0.1, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-    for index, rate in zip(one.index, one.rates, strict=True):
-        optimizer.param_groups[0]["lr"] = float(rate)
-        chosen = choose(state, index, rate)
+    for index, lr in zip(one.index, one.lrs, strict=True):
+        optimizer.param_groups[0]["lr"] = float(lr)
+        chosen = choose(state, index, lr)
         optimizer.zero_grad()
         logits = one.network.outputs(state, one.images[chosen][None].float() / 255, training=True)[0]
         F.cross_entropy(logits, one.labels[chosen]).backward()
@@ -54,10 +64,10 @@ def by_hand(one: Job, choose=lambda state, index, rate: index) -> dict[str, torc
 @pytest.mark.parametrize(
     "recipe",
     [
-        Rehearsal(6, optimizer="sgd"),
-        Rehearsal(6, optimizer="sgd", momentum=0.9, weight_decay=1e-2),
-        Rehearsal(6, optimizer="adam", clip=1e-2),
-        Rehearsal(6, optimizer="sgd", clip_norm=0.05),
+        Listed(batch_size=6, optimizer="sgd"),
+        Listed(batch_size=6, optimizer="sgd", momentum=0.9, weight_decay=1e-2),
+        Listed(batch_size=6, optimizer="adam", clip=1e-2),
+        Listed(batch_size=6, optimizer="sgd", clip_norm=0.05),
     ],
 )
 def test_listed_batches_are_trained_on(recipe):
@@ -71,19 +81,19 @@ def test_listed_batches_are_trained_on(recipe):
 
 
 def test_training_goes_on_where_it_was():
-    recipe = Rehearsal(6, optimizer="sgd", momentum=0.9)
+    recipe = Listed(batch_size=6, optimizer="sgd", momentum=0.9)
     whole = job(0, recipe, n_steps=6)
     [at_once] = Engine(CPU).train([whole])
-    first = replace(whole, index=whole.index[:2], rates=whole.rates[:2])
+    first = replace(whole, index=whole.index[:2], lrs=whole.lrs[:2])
     [half] = Engine(CPU).train([first])
-    second = replace(whole, index=whole.index[2:], rates=whole.rates[2:], state=half.state, optimizer=half.optimizer)
+    second = replace(whole, index=whole.index[2:], lrs=whole.lrs[2:], state=half.state, optimizer=half.optimizer)
     [rest] = Engine(CPU).train([second])
     assert all(torch.equal(rest.state[n], at_once.state[n]) for n in rest.state)
 
 
 def test_jobs_with_other_rates_do_not_share_them():
-    recipe = Rehearsal(6, optimizer="sgd")
-    jobs = [job(0, recipe), replace(job(0, recipe), rates=torch.full((5,), 0.01))]
+    recipe = Listed(batch_size=6, optimizer="sgd")
+    jobs = [job(0, recipe), replace(job(0, recipe), lrs=torch.full((5,), 0.01))]
     together = Engine(CPU).train(jobs)
     for one, trained in zip(jobs, together, strict=True):
         [alone] = Engine(CPU).train([one])
@@ -91,16 +101,16 @@ def test_jobs_with_other_rates_do_not_share_them():
 
 
 def test_mir_replays_what_a_virtual_step_harms_most():
-    recipe = Rehearsal(6, optimizer="sgd", choice=Interference(3, 3))
+    recipe = Listed(batch_size=6, optimizer="sgd", choice=Interference(n_incoming=3, n_replayed=3))
     one = job(0, recipe)
 
-    def brute_force(state, index, rate):
+    def brute_force(state, index, lr):
         def losses(weights, rows):
             logits = one.network.outputs(weights, one.images[rows][None].float() / 255, training=True)
             return sample_losses(logits, one.labels[rows][None])[0]
 
         gradients = torch.autograd.grad(losses(state, index[:3]).mean(), list(state.values()))
-        virtual = {n: t - rate * g for (n, t), g in zip(state.items(), gradients, strict=True)}
+        virtual = {n: t - lr * g for (n, t), g in zip(state.items(), gradients, strict=True)}
         harm = {int(c): float((losses(virtual, c[None]) - losses(state, c[None])).detach()) for c in index[3:]}
         worst = sorted(range(3, 11), key=lambda i: -harm[int(index[i])])[:3]
         return torch.cat([index[:3], index[worst]])
@@ -113,8 +123,8 @@ def test_mir_replays_what_a_virtual_step_harms_most():
 
 def test_mir_leaves_batch_norms_statistics_to_the_real_step():
     network = Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(4))
-    recipe = Rehearsal(6, optimizer="sgd", choice=Interference(3, 3))
-    plain = Rehearsal(6, optimizer="sgd")
+    recipe = Listed(batch_size=6, optimizer="sgd", choice=Interference(n_incoming=3, n_replayed=3))
+    plain = Listed(batch_size=6, optimizer="sgd")
     [mir] = Engine(CPU).train([job(0, recipe, n_steps=1, network=network)])
     [one] = Engine(CPU).train([job(0, plain, n_steps=1, network=network)])
     start = network.init(0)["backbone.bn1.running_mean"]
@@ -136,7 +146,7 @@ def test_cutmix_pastes_a_box_and_says_how_much():
 
 
 def test_cutmix_takes_part_in_training():
-    a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", cutmix=p))])[0].loss for p in (0.0, 1.0))
+    a, b = (Engine(CPU).train([job(0, Listed(batch_size=6, optimizer="sgd", cutmix=p))])[0].loss for p in (0.0, 1.0))
     assert a != b
 
 
@@ -155,18 +165,21 @@ def test_shifted_and_flipped_images_are_crops_of_the_padded_ones():
 
 
 def test_shifts_take_part_in_training():
-    a, b = (Engine(CPU).train([job(0, Rehearsal(6, optimizer="sgd", shift_and_flip=s))])[0].loss for s in (False, True))
+    a, b = (
+        Engine(CPU).train([job(0, Listed(batch_size=6, optimizer="sgd", shift_and_flip=s))])[0].loss
+        for s in (False, True)
+    )
     assert a != b
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
-        Rehearsal(6, optimizer="adam", clip=0.5),
-        Rehearsal(6, optimizer="sgd", momentum=0.9, cutmix=0.5, clip_norm=0.2),
-        Rehearsal(6, optimizer="adam", choice=Interference(3, 3)),
-        Rehearsal(6, optimizer="sgd", technique=Pencil(stage1=1, stage2=3), epoch_steps=2),
-        Rehearsal(6, optimizer="sgd", technique=Margins(), shift_and_flip=True),
+        Listed(batch_size=6, optimizer="adam", clip=0.5),
+        Listed(batch_size=6, optimizer="sgd", momentum=0.9, cutmix=0.5, clip_norm=0.2),
+        Listed(batch_size=6, optimizer="adam", choice=Interference(n_incoming=3, n_replayed=3)),
+        Listed(batch_size=6, optimizer="sgd", technique=Pencil(stage1=1, stage2=3), epoch_steps=2),
+        Listed(batch_size=6, optimizer="sgd", technique=Margins(), shift_and_flip=True),
     ],
     ids=["adam", "sgd", "mir", "pencil", "aum"],
 )
@@ -178,7 +191,7 @@ def test_networks_of_other_ages_rates_and_lengths_train_together(recipe, kind):
     jobs = []
     for k, (n_steps, n_before, rate) in enumerate([(4, 0, 1e-3), (1, 3, 2e-3), (2, 5, 5e-4)]):
         one = job(k, recipe, n_steps, network=network, shape=shape)
-        one = replace(one, rates=torch.full((n_steps,), rate))
+        one = replace(one, lrs=torch.full((n_steps,), rate))
         if n_before:
             plain = replace(recipe, technique=None)
             [older] = Engine(CPU).train([job(k, plain, n_before, network=network, shape=shape)])

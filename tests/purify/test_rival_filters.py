@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from purereplay.data.batch import Batch
-from purereplay.nets.engine import Engine, drive
+from purereplay.nets.engine import Engine
+from purereplay.nets.lockstep import drive
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.purify import aum
 from purereplay.purify.aum import AreaUnderMargin, Margins
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 NETWORK = Network(MLP(64, (16, 16)), Head(8, hidden=True))
 FILTERS = {
     "aum": AreaUnderMargin(epochs=60, batch_size=16),
-    "incv": NoisyCrossValidation(epochs=60, rounds=2, learning_rate=0.01),
+    "incv": NoisyCrossValidation(epochs=60, rounds=2, lr=0.01),
 }
 every_filter = pytest.mark.parametrize("kind", FILTERS)
 
@@ -73,9 +74,7 @@ def test_steps_are_counted_before_they_are_made(kind):
         jobs = next(work)
         while True:
             steps += sum(job.n_steps for job in jobs)
-            jobs = work.send(
-                Engine(CPU).train([replace(job, index=job.index[:1], rates=job.rates[:1]) for job in jobs])
-            )
+            jobs = work.send(Engine(CPU).train([job.shortened(1) for job in jobs]))
     except StopIteration:
         assert steps == FILTERS[kind].n_steps(batch.n)
 

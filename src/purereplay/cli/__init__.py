@@ -1,4 +1,4 @@
-"""The command line. Errors a user can mend are one sentence and exit code 2; `--debug` shows where they came from."""
+"""The command line. Errors that a user can correct are one sentence and exit code 2; `--debug` shows the traceback."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from purereplay.cli import daily, runs  # noqa: F401  # they add their commands 
 from purereplay.cli.app import app
 from purereplay.errors import UserError
 
+# messages of PyTorch's CPU allocator and of tensors whose size cannot be represented
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "storage size calculation overflowed")
+
 
 def main() -> None:
-    """The entry point: UserError is one sentence and exit code 2."""
-    # PyTorch's threads wait for each other by spinning; when another program has one of the cores, spinning for long
-    # makes training many times slower, while giving up after some 10 µs costs next to nothing on an idle one
+    """Run the command that the arguments name."""
+    # PyTorch's threads wait for each other in a busy loop. If another program uses one of the cores, long waits make
+    # training many times slower; a limit of some 10 µs costs almost nothing on an idle machine
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
@@ -30,8 +33,7 @@ def main() -> None:
 
 
 def _out_of_memory(error: Exception) -> str | None:
-    """PyTorch has no error of its own for a CPU that is out of memory."""
-    words = ("not enough memory", "out of memory", "can't allocate", "overflow", "exceeds")
-    if isinstance(error, MemoryError) or any(word in str(error).lower() for word in words):
+    """Return a sentence if memory ran out, else None; PyTorch has no error type for the CPU's memory."""
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
         return "There is not enough memory for these settings: choose smaller sizes."
     return None

@@ -14,7 +14,7 @@ from purereplay.evaluate.settings import RunSettings
 from purereplay.learners import registry
 from purereplay.learners.base import Learner, Report, Workload
 from purereplay.nets.engine import Engine, equal_share
-from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained
+from purereplay.nets.jobs import Asks, Job, ListedJob, Result, Trained
 from purereplay.nets.networks import State, is_trained
 
 _SAMPLE_BUFFERS = 6  # about half of a random buffer passes the filter, so P is full by then
@@ -63,7 +63,7 @@ def _sample_jobs(learner: Learner[Report]) -> dict[str, Job]:
             while True:
                 asked = next(work) if trained is None else work.send(trained)
                 jobs.update({job.phase: job for job in asked})
-                trained = [Trained(job.state, _no_moments(job), 0.0, 0.0, job.extra) for job in asked]
+                trained = [Trained(job.state, _no_moments(job), 0.0, 0.0, _extra(job)) for job in asked]
         except StopIteration:
             return
 
@@ -79,6 +79,10 @@ def _sample_jobs(learner: Learner[Report]) -> dict[str, Job]:
     return jobs
 
 
+def _extra(job: Job) -> State:
+    return job.extra if isinstance(job, ListedJob) else {}
+
+
 def _no_moments(job: Job) -> State:
     """Return the moments of Adam before the first step."""
     names = [name for name in job.state if is_trained(name)]
@@ -90,11 +94,7 @@ def _seconds_per_step(engine: Engine, job: Job, k: int) -> float:
     """Return the seconds of one step of k such networks side by side."""
     few = 3 if engine.device.type == "cpu" else 100
     for _ in range(2):  # the first round warms up
-        if isinstance(job.recipe, Rehearsal):
-            assert job.index is not None and job.rates is not None
-            some = replace(job, index=job.index[:few], rates=job.rates[:few])
-        else:
-            some = replace(job, recipe=replace(job.recipe, epochs=max(1, few // job.steps_per_epoch)))
+        some = job.shortened(few)
         began = time.perf_counter()
         engine.train([replace(some, seed=i) for i in range(k)])  # identical jobs would be trained once
         seconds = time.perf_counter() - began

@@ -29,8 +29,9 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners import registry
 from purereplay.learners.base import DataSpec, Learner, Report, Workload
-from purereplay.nets.engine import Account, Engine
+from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks
+from purereplay.nets.lockstep import Account
 
 _FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: a run that is often killed still advances
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them

@@ -19,7 +19,8 @@ from purereplay.evaluate.judge import Line
 from purereplay.evaluate.preparation import load
 from purereplay.evaluate.results import RunDirectory, read_json
 from purereplay.evaluate.settings import RunSettings
-from purereplay.nets.engine import Engine, Progress, drive_together
+from purereplay.nets.engine import Engine, TrainingProgress
+from purereplay.nets.lockstep import drive_together
 
 
 class Observer:
@@ -34,7 +35,7 @@ class Observer:
     def prepared(self, experiments: list[Experiment]) -> None:
         """All runs are ready to be trained."""
 
-    def training(self, now: Progress) -> None:
+    def training(self, now: TrainingProgress) -> None:
         """The engine trains; called a few times a second."""
 
     def measured(self, experiment: Experiment, line: Line) -> None:

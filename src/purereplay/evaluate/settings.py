@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, cast, get_args
-
-import torch
+from typing import Any
 
 from purereplay.data.catalogue import info_for
 from purereplay.errors import UserError
@@ -13,7 +11,7 @@ from purereplay.learners import registry
 from purereplay.learners.renamed import upgrade, upgrade_preset
 from purereplay.learners.settings import DataFacts, Settings, from_json, parse
 from purereplay.learners.settings import resolve as resolve_options
-from purereplay.nets.loops.plain import Precision
+from purereplay.nets.device import Precision, pick_device, pick_precision
 
 FORMAT = 5  # of the run directory
 _ASSUMED_NOISE = 0.2  # noise rate for methods that need one, on datasets whose labels are noisy by themselves
@@ -124,28 +122,6 @@ def changed_options(settings: RunSettings) -> dict[str, Any]:
 def _wrong_share(noise: str, rate: float) -> float:
     """Return the approximate share of wrong labels; asymmetric noise affects half of the classes."""
     return {"none": 0.0, "asymmetric": rate / 2}.get(noise, rate)
-
-
-def pick_device(name: str) -> str:
-    """ "auto" is CUDA where there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"The device {name!r} is unknown: choose cpu, cuda or auto.")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("There is no CUDA device here: use --device cpu.")
-    return name
-
-
-def pick_precision(name: str, device: str) -> Precision:
-    """ "auto" is bf16 on CUDA and float32 on the CPU."""
-    if name == "auto":
-        return "bf16" if device == "cuda" else "float32"
-    if name not in get_args(Precision):
-        raise UserError(f"The precision {name!r} is unknown: choose {', '.join(get_args(Precision))} or auto.")
-    if name != "float32" and device == "cpu":
-        raise UserError(f"The precision {name} is for CUDA: the CPU computes in float32.")
-    return cast(Precision, name)
 
 
 def on_device(settings: RunSettings, device: str) -> RunSettings:

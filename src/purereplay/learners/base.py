@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.nets.engine import Engine, drive
+from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks
+from purereplay.nets.lockstep import drive
 from purereplay.nets.networks import State
 
 PIECE = 1000  # samples that a learner without delayed buffers takes at once

@@ -20,8 +20,8 @@ from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
 from purereplay.memory.judged import Decisions, JudgedSamples
 from purereplay.memory.reservoir import Reservoir
-from purereplay.nets.engine import drive
 from purereplay.nets.inference import Classifier, embed
+from purereplay.nets.lockstep import drive
 from purereplay.nets.networks import State, part, prefixed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
 

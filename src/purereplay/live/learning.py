@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from purereplay.errors import UserError
-from purereplay.evaluate.settings import pick_device, pick_precision
 from purereplay.learners.base import Report
 from purereplay.learners.build import build_spr
 from purereplay.learners.spr import SPR
@@ -22,10 +21,12 @@ from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.settings import StateSettings, Wanted, with_shape
 from purereplay.live.store import Current, Store
-from purereplay.nets.engine import Account, Engine, Progress, drive, own_the_process
+from purereplay.nets.device import pick_device, pick_precision
+from purereplay.nets.engine import Engine, TrainingProgress, own_the_process
+from purereplay.nets.lockstep import Account, drive
 
 
-def make_engine(device: str, watch: Callable[[Progress], None] | None = None) -> Engine:
+def make_engine(device: str, watch: Callable[[TrainingProgress], None] | None = None) -> Engine:
     """For the commands: see `own_the_process`."""
     own_the_process()
     chosen = pick_device(device)

@@ -5,12 +5,27 @@ them; nothing has to be saved to go on after a kill; CPU and GPU see the same nu
 a CUDA graph only needs its counter moved on. The mixing function is SplitMix64 (Steele, Lea & Flood, 2014).
 """
 
+from enum import IntEnum
+
 import torch
 from torch import Tensor
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class RandomStream(IntEnum):
+    """The numbered streams of random numbers, one per purpose; results depend on the values."""
+
+    ORDER = 0  # order of D within an epoch
+    REPLAY = 1  # rows of P in a contrastive step
+    VIEWS = 2  # crops, flips and colour jitter
+    CUTMIX = 3  # boxes of CutMix
+    SHIFT = 4  # shifts and flips of a supervised step
+    CLEAN = 5  # clean samples of L2R
+    FISHER_LABELS = 6  # labels sampled for EWC's Fisher information
+    MEMORY_REPLAY = 7  # slots of a replay memory
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
@@ -23,10 +38,10 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shift_right(z, 31)
 
 
-def uniforms(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:
+def uniforms(keys: Tensor, step: Tensor, n: int, *, stream: RandomStream) -> Tensor:
     """Uniform numbers in [0, 1), float32 (*steps, K, n), for keys int64 (K,) at `step` int64 (*steps).
 
-    One `stream` per purpose.
+    Different streams at the same key and step are independent.
     """
     return _numbers(_mix(keys ^ _mix(step * _GOLDEN + (stream + 1))[..., None]), n)
 
@@ -38,11 +53,11 @@ def _numbers(start: Tensor, n: int) -> Tensor:
     return bits.float() * 2.0**-24
 
 
-def own_uniforms(keys: Tensor, steps: Tensor, n: int, *, stream: int) -> Tensor:
+def own_uniforms(keys: Tensor, steps: Tensor, n: int, *, stream: RandomStream) -> Tensor:
     """`uniforms` where every key int64 (K,) is at a step of its own, int64 (K,): float32 (K, n)."""
     return _numbers(_mix(keys ^ _mix(steps * _GOLDEN + (stream + 1))), n)
 
 
-def permutations(keys: Tensor, step: Tensor, n: int, *, stream: int) -> Tensor:
+def permutations(keys: Tensor, step: Tensor, n: int, *, stream: RandomStream) -> Tensor:
     """A random order of range(n) for each key, int64 (*steps, K, n)."""
     return uniforms(keys, step, n, stream=stream).argsort(dim=-1, stable=True)

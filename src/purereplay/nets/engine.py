@@ -1,9 +1,7 @@
 """The engine: it trains what learners ask for, K networks of one shape side by side.
 
-`drive` advances one learner's work from request to request, `drive_together` many at once. `Engine.train` groups jobs,
-runs each group as one loop over stacked networks and hands every job its own answer. The loops are in `loops` (any
-network on any device), `perceptron` (a faster one for the CPU), `fused` (a faster one for CUDA) and `rehearsal`
-(batches that the learner lists).
+`Engine.train` groups jobs, runs each group as one loop over stacked networks and returns one answer per job. The loops
+are in `loops/`. `lockstep` advances learners from request to request.
 """
 
 from __future__ import annotations
@@ -13,19 +11,19 @@ import math
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from purereplay.errors import Interrupted, UserError
-from purereplay.nets.jobs import Asks, Job, Rehearsal, Result, Trained, first_of_its_kind
-from purereplay.nets.loops.cpu_mlp import PerceptronLoop, can_train
-from purereplay.nets.loops.listed import RehearsalLoop
-from purereplay.nets.loops.plain import Loop, PlainLoop, Precision, network_bytes
+from purereplay.errors import UserError
+from purereplay.nets.device import Precision
+from purereplay.nets.jobs import ContrastiveJob, Job, ListedJob, SupervisedJob, Trained, first_of_its_kind
+from purereplay.nets.loops.base import Loop, network_bytes
+from purereplay.nets.loops.cpu_mlp import CpuMlpLoop, can_train
+from purereplay.nets.loops.listed import ListedLoop
+from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP
 
 log = logging.getLogger(__name__)
@@ -35,7 +33,7 @@ _CPU_MEMORY = 2**31  # what all loops together may take there; CUDA: half of the
 _CPU_SIDE_BY_SIDE = 16  # perceptrons: beyond this nothing is gained on a few cores
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """Where the engine is within a group of jobs."""
 
     phase: str
@@ -44,7 +42,7 @@ class Progress(NamedTuple):
     total: int
 
 
-class _NotFused(Exception):
+class _CudaLoopFailed(Exception):
     """The fast loop turned out not to work."""
 
 
@@ -64,14 +62,14 @@ class Engine:
         device: torch.device,
         *,
         precision: Precision = "float32",
-        watch: Callable[[Progress], None] | None = None,
+        watch: Callable[[TrainingProgress], None] | None = None,
     ) -> None:
         self.device = device
         self.precision = precision
         self.watch = watch
-        self._loops: OrderedDict[Hashable, Loop] = OrderedDict()  # the one used last comes last
+        self._loops: OrderedDict[Hashable, Loop[Any]] = OrderedDict()  # the one used last comes last
         self._told = time.perf_counter()  # when progress was told last
-        self._fused = _fused() if device.type == "cuda" and precision == "bf16" else None
+        self._cuda = _load_cuda_loop() if device.type == "cuda" and precision == "bf16" else None
         self._memory = _CPU_MEMORY
         if device.type == "cuda":
             torch.backends.cudnn.deterministic = True  # same seed, same bits
@@ -79,7 +77,7 @@ class Engine:
             free, total = torch.cuda.mem_get_info(device)
             self._memory = min(total // 2, free * 9 // 10)
 
-    def train(self, jobs: list[Job]) -> list[Trained]:
+    def train(self, jobs: Sequence[Job]) -> list[Trained]:
         """The jobs' answers, in their order; the loss of one that diverged is not finite.
 
         What several ask for in the same way is trained once: runs that differ in their filter alone have the same
@@ -102,7 +100,7 @@ class Engine:
                 some = left[:share]
                 try:
                     trained = self._train_group([jobs[i] for i in some])
-                except _NotFused:
+                except _CudaLoopFailed:
                     return self._train_all(jobs)  # what was trained so far is lost: this is found out at the first job
                 except torch.cuda.OutOfMemoryError:
                     if len(some) == 1:
@@ -118,7 +116,7 @@ class Engine:
 
     def group(self, job: Job) -> Hashable:
         """Jobs with the same answer can be trained in one go."""
-        return job.shape if self._is_fused(job) else job.kind
+        return job.shape if self._cuda_loop_for(job) else job.kind
 
     def side_by_side(self, job: Job) -> int:
         """How many networks of this job's shape are trained at once."""
@@ -130,10 +128,13 @@ class Engine:
 
     def bytes_for(self, job: Job) -> int:
         """About how much memory one such network takes in training."""
-        return self._fused.fused_bytes(job) if self._fused and self._is_fused(job) else network_bytes(job)
+        cuda = self._cuda_loop_for(job)
+        n_bytes: int = cuda.cuda_bytes(job) if cuda else network_bytes(job)
+        return n_bytes
 
-    def _is_fused(self, job: Job) -> bool:
-        return self._fused is not None and not isinstance(job.recipe, Rehearsal) and self._fused.can_train(job)
+    def _cuda_loop_for(self, job: Job) -> ModuleType | None:
+        """The module of the CUDA loop if that loop can train the job."""
+        return self._cuda if self._cuda is not None and self._cuda.can_train(job) else None
 
     def _train_group(self, jobs: list[Job]) -> list[Trained]:
         began = time.perf_counter()
@@ -141,14 +142,7 @@ class Engine:
         loop = self._loops.pop(key, None)
         if loop is None:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
-            if isinstance(jobs[0].recipe, Rehearsal):
-                loop = RehearsalLoop(jobs, self.device, self.precision)
-            elif self._is_fused(jobs[0]):
-                loop = self._make_fused(jobs)
-            elif self.device.type == "cpu" and self.precision == "float32" and can_train(jobs[0]):
-                loop = PerceptronLoop(jobs)
-            else:
-                loop = PlainLoop(jobs, self.device, self.precision)
+            loop = self._make_loop(jobs)
         self._loops[key] = loop
         loop.load(jobs)
         n_steps = max(job.n_steps for job in jobs)  # who is done earlier waits
@@ -157,16 +151,28 @@ class Engine:
             done += loop.advance(n_steps - done)
             if self.watch and time.perf_counter() - self._told > 0.1:
                 self._told = time.perf_counter()
-                self.watch(Progress(jobs[0].phase, len(jobs), done, n_steps))
+                self.watch(TrainingProgress(jobs[0].phase, len(jobs), done, n_steps))
         answers = loop.answers(began)
         sums = torch.stack([torch.stack([t.sum() for t in a.state.values()]).sum() for a in answers])
         return [a if ok else a._replace(loss=math.nan) for a, ok in zip(answers, sums.isfinite().tolist(), strict=True)]
 
-    def _make_fused(self, jobs: list[Job]) -> Loop:
+    def _make_loop(self, jobs: list[Job]) -> Loop[Any]:
+        """The fastest loop for these jobs of one shape."""
+        if listed := [job for job in jobs if isinstance(job, ListedJob)]:
+            return ListedLoop(listed, self.device, self.precision)
+        if cuda := self._cuda_loop_for(jobs[0]):
+            return self._make_cuda_loop(cuda, jobs)
+        if self.device.type == "cpu" and self.precision == "float32":
+            contrastive = [job for job in jobs if can_train(job)]
+            if contrastive:
+                return CpuMlpLoop(contrastive)
+        drawn = [job for job in jobs if isinstance(job, ContrastiveJob | SupervisedJob)]
+        return PlainLoop(drawn, self.device, self.precision)
+
+    def _make_cuda_loop(self, cuda: ModuleType, jobs: list[Job]) -> Loop[Any]:
         """The fast loop, compiled and captured; where that fails the plain one serves from now on, with one warning."""
-        assert self._fused is not None
         try:
-            loop: Loop = self._fused.FusedLoop(jobs, self.device)
+            loop: Loop[Any] = cuda.CudaLoop(jobs, self.device)
             loop.load(jobs)
             loop.advance(1)
             return loop
@@ -174,8 +180,8 @@ class Engine:
             raise
         except Exception as error:
             log.warning("the fast training loop does not work here, the plain one runs: %s", str(error)[:300])
-            self._fused = None
-            raise _NotFused from error
+            self._cuda = None
+            raise _CudaLoopFailed from error
 
     def _halve(self, job: Job, k: int) -> None:
         """Memory ran out with k networks: let go of everything, and do with half from now on."""
@@ -191,82 +197,6 @@ class Engine:
             held -= self._loops.popitem(last=False)[1].n_bytes
 
 
-@dataclass
-class Account:
-    """Where one learner's time goes."""
-
-    seconds: dict[str, float] = field(default_factory=dict)  # by phase; "other" is what is not training
-    steps: dict[str, int] = field(default_factory=dict)  # training steps by phase
-
-    def book(self, phase: str, seconds: float, steps: int = 0) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        if steps:
-            self.steps[phase] = self.steps.get(phase, 0) + steps
-
-
-def drive(work: Asks[Result], engine: Engine, account: Account | None = None) -> Result:
-    """Run one learner's work to its end, training what it asks for on the way."""
-    [result] = drive_together([work], engine, [account or Account()])
-    return result
-
-
-def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Account]) -> list[Result]:
-    """Run many learners' works to their ends, training side by side what has one shape.
-
-    The shortest request goes first, and everybody who asks for jobs of the same group joins it. So runs wait for each
-    other at their longest jobs, which then find the most company, whatever differs between the runs before that.
-    A learner that fails does not stop the others; when they are done, its error is raised.
-    """
-    results: dict[int, Result] = {}
-    failures: dict[int, UserError] = {}
-    requests: dict[int, list[Job]] = {}
-
-    def advance(i: int, answer: list[Trained] | None, asked: Sequence[Job] = ()) -> None:
-        began = time.perf_counter()
-        try:
-            bad = [job.phase for job, t in zip(asked, answer or [], strict=True) if not math.isfinite(t.loss)]
-            if bad:
-                error = UserError(f"The training of the {bad[0]} network diverged: lower its learning rate.")
-                requests[i] = works[i].throw(error)
-            else:
-                requests[i] = next(works[i]) if answer is None else works[i].send(answer)
-        except StopIteration as end:
-            results[i] = end.value
-        except Interrupted:
-            raise
-        except UserError as error:
-            failures[i] = error
-        accounts[i].book("other", time.perf_counter() - began)
-
-    for i in range(len(works)):
-        advance(i, None)
-    try:
-        while requests:
-            first = min(requests, key=lambda i: min((job.n_steps, job.steps_before) for job in requests[i]))
-            wanted = {engine.group(job) for job in requests[first]}
-            chosen = [i for i, jobs in requests.items() if {engine.group(job) for job in jobs} == wanted]
-            asked = {i: requests.pop(i) for i in chosen}
-            answers = iter(engine.train([job for jobs in asked.values() for job in jobs]))
-            for i, jobs in asked.items():
-                answer = [next(answers) for _ in jobs]
-                for job, trained in zip(jobs, answer, strict=True):
-                    accounts[i].book(job.phase, trained.seconds, job.n_steps)
-                advance(i, answer, jobs)
-    except Exception as error:
-        stop = error if isinstance(error, Interrupted) else Interrupted("Another run failed.")
-        for i, work in enumerate(works):  # each may put its state in safety
-            if i not in results and i not in failures:
-                with suppress(Exception):
-                    work.throw(stop)
-        raise
-    if failures:
-        earliest = next(iter(failures.values()))
-        if len(works) == 1:
-            raise earliest
-        raise UserError(f"{len(failures)} of {len(works)} runs failed: {earliest}") from earliest
-    return [results[i] for i in range(len(works))]
-
-
 def equal_share(n: int, at_most: int) -> int:
     """How many of n networks to train at a time: in a few more goes than needed where all of them are then of one size.
 
@@ -278,7 +208,7 @@ def equal_share(n: int, at_most: int) -> int:
     return sizes[0] if sizes else -(-n // goes)
 
 
-def _fused() -> ModuleType | None:
+def _load_cuda_loop() -> ModuleType | None:
     """The fast loop's module, where Triton is there to compile it."""
     try:
         return import_module("purereplay.nets.loops.cuda.loop")

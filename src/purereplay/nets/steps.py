@@ -10,19 +10,18 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from purereplay.nets.draws import permutations, uniforms
+from purereplay.nets.draws import RandomStream, permutations, uniforms
 from purereplay.nets.jobs import Contrastive, Drawn, Supervised
 from purereplay.nets.losses import cross_entropy, nt_xent
 from purereplay.nets.networks import Network, State
 from purereplay.nets.views import make_views
 
-_ORDER, _REPLAY, VIEWS = 0, 1, 2  # the streams of draws
 _AS_IT_IS = nullcontext()
 
 
-def learning_rate(recipe: Drawn, step: Tensor, steps_per_epoch: int, start: Tensor) -> Tensor:
+def lr_at(recipe: Drawn, step: Tensor, steps_per_epoch: int, start: Tensor) -> Tensor:
     """The rate at `step`, a pure function of it; `start` is the number of schedule epochs gone before (broadcast)."""
-    full = torch.full_like(step + start, recipe.learning_rate, dtype=torch.float32)
+    full = torch.full_like(step + start, recipe.lr, dtype=torch.float32)
     if isinstance(recipe, Supervised):
         return full * recipe.decay ** (step // recipe.decay_every) if recipe.decay_every else full
     if recipe.schedule == "constant":
@@ -48,7 +47,7 @@ def draw_rows(recipe: Drawn, n: int, n_replay: int, keys: Tensor, steps: Tensor)
 def draw_numbers(recipe: Contrastive, n_rows: int, keys: Tensor, steps: Tensor) -> Tensor:
     """Uniform numbers (S, K, 2B, n_numbers), from which two views of each of B rows are made."""
     n_numbers = recipe.views.n_numbers
-    numbers = uniforms(keys, steps, 2 * n_rows * n_numbers, stream=VIEWS)
+    numbers = uniforms(keys, steps, 2 * n_rows * n_numbers, stream=RandomStream.VIEWS)
     return numbers.view(*numbers.shape[:2], -1, n_numbers)
 
 
@@ -57,7 +56,7 @@ def batch_index(keys: Tensor, steps: Tensor, n: int, size: int) -> Tensor:
     if size >= n:
         return torch.arange(n, device=keys.device).expand(steps.shape[0], keys.shape[0], n)
     per_epoch = n // size
-    order = permutations(keys, steps // per_epoch, n, stream=_ORDER)
+    order = permutations(keys, steps // per_epoch, n, stream=RandomStream.ORDER)
     within = (steps % per_epoch * size)[:, None] + torch.arange(size, device=keys.device)  # (S, size)
     return order.gather(2, within[:, None].expand(-1, keys.shape[0], -1))
 
@@ -65,8 +64,8 @@ def batch_index(keys: Tensor, steps: Tensor, n: int, size: int) -> Tensor:
 def replay_index(keys: Tensor, steps: Tensor, n: int, size: int, distinct: bool) -> Tensor:
     """Rows (S, K, size) of the purified part, with replacement or distinct."""
     if distinct:
-        return permutations(keys, steps, n, stream=_REPLAY)[..., : min(size, n)]
-    return (uniforms(keys, steps, size, stream=_REPLAY) * n).long()
+        return permutations(keys, steps, n, stream=RandomStream.REPLAY)[..., : min(size, n)]
+    return (uniforms(keys, steps, size, stream=RandomStream.REPLAY) * n).long()
 
 
 def rows(pool: Tensor, index: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ class Technique:
 class Choice:
     """Which of the listed samples a step takes; subclasses are frozen dataclasses, likewise."""
 
-    def choose(self, view: Callable[[Tensor], Step], index: Tensor, rate: Tensor) -> Tensor:
-        """Rows that a step lists (K, n) -> rows that it takes (K, m); `view` makes a step on rows, `rate` is (K,)."""
+    def choose(self, view: Callable[[Tensor], Step], index: Tensor, lr: Tensor) -> Tensor:
+        """Rows that a step lists (K, n) -> rows that it takes (K, m); `view` makes a step on rows, `lr` is (K,)."""
         raise NotImplementedError
 
 

@@ -60,7 +60,8 @@ def make_views(images: Tensor, numbers: Tensor, views: Views | FeatureViews) -> 
     view = rows[:, None] @ images @ columns[:, None].transpose(-1, -2)
     if views.jitter is None:
         return view
-    brightness, contrast, saturation, turn, apply = colours(numbers, views).T[:, :, None, None, None]
+    drawn = colours(numbers, views.jitter, views.jitter_probability)  # (n, 5)
+    brightness, contrast, saturation, turn, apply = drawn.T[:, :, None, None, None]
     jittered = colour_jitter(view, brightness, contrast, saturation, turn, views.jitter_kind)
     return torch.where(apply > 0, jittered, view)
 
@@ -83,14 +84,13 @@ def boxes(numbers: Tensor, views: Views) -> Tensor:
     return torch.stack([torch.where(flipped, left + w, left), torch.where(flipped, -w, w), top, h], dim=-1)
 
 
-def colours(numbers: Tensor, views: Views) -> Tensor:
+def colours(numbers: Tensor, strengths: tuple[float, float, float, float], probability: float) -> Tensor:
     """Uniforms (..., n_numbers) -> (..., 5): three factors, the turn of the hue, and 1 where the jitter applies."""
-    assert views.jitter is not None
     u = numbers[..., CROP_NUMBERS:]
-    strength = torch.stack([torch.full_like(u[..., 0], s) for s in views.jitter], dim=-1)  # no copy from the host
+    strength = torch.stack([torch.full_like(u[..., 0], s) for s in strengths], dim=-1)  # no copy from the host
     around_zero = strength * (2 * u[..., :4] - 1)
     factors, turn = 1 + around_zero[..., :3], around_zero[..., 3:]
-    return torch.cat([factors, turn, (u[..., 4:] < views.jitter_probability).to(u.dtype)], dim=-1)
+    return torch.cat([factors, turn, (u[..., 4:] < probability).to(u.dtype)], dim=-1)
 
 
 def draw_boxes(u: Tensor, views: Views) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Listed, ListedJob
 from purereplay.nets.networks import Head, Network
 from purereplay.nets.technique import Step, Technique, sample_losses
 from purereplay.purify.self_centered import Verdict
@@ -32,7 +32,7 @@ _QUANTILE = 0.99
 _ROUNDS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Margins(Technique):
     """Cross-entropy, while every visited sample's margin is added up."""
 
@@ -50,13 +50,13 @@ class Margins(Technique):
         return sample_losses(logits, step.labels).mean(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AreaUnderMargin:
     """How the network is trained (the SPR paper's appendix)."""
 
     epochs: int = 150
     batch_size: int = 64
-    learning_rate: float = 0.1
+    lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
 
@@ -88,7 +88,9 @@ class AreaUnderMargin:
             verdicts.append(Verdict((score > 0).double(), score, []))
         return verdicts
 
-    def _job(self, network: Network, buffer: Batch, chosen: NDArray[np.int64], extra_class: int, seed: int) -> Job:
+    def _job(
+        self, network: Network, buffer: Batch, chosen: NDArray[np.int64], extra_class: int, seed: int
+    ) -> ListedJob:
         n, device = buffer.n, buffer.images.device
         size = min(self.batch_size, n)
         dice = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
@@ -96,16 +98,16 @@ class AreaUnderMargin:
         orders = [dice.permutation(n)[: per_epoch * size] for _ in range(self.epochs)]
         labels = buffer.labels.clone()
         labels[torch.from_numpy(chosen)] = extra_class
-        recipe = Rehearsal(
-            size,
-            "sgd",
-            self.momentum,
-            self.weight_decay,
+        recipe = Listed(
+            batch_size=size,
+            optimizer="sgd",
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
             shift_and_flip=True,
             technique=Margins(),
             epoch_steps=per_epoch,
         )
-        return Job(
+        return ListedJob(
             phase="filter",
             network=network,
             state=network.fresh(derive_seed(seed, "weights"), device),
@@ -114,7 +116,7 @@ class AreaUnderMargin:
             labels=labels.to(device),
             seed=derive_seed(seed, "draws"),
             index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
-            rates=torch.full((self.epochs * per_epoch,), self.learning_rate),
+            lrs=torch.full((self.epochs * per_epoch,), self.lr),
             extra={name: torch.zeros(n, device=device) for name in Margins.recorded},
         )
 

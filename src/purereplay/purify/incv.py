@@ -25,7 +25,7 @@ from torch import Tensor
 from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.inference import embed
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Listed, ListedJob
 from purereplay.nets.networks import Head, Network, State
 from purereplay.purify.self_centered import Verdict
 
@@ -49,14 +49,14 @@ class _Case:
         return order[: len(order) // 2], order[len(order) // 2 :]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoisyCrossValidation:
     """How the networks are trained (the SPR paper's appendix)."""
 
     rounds: int = 4
     epochs: int = 200
     batch_size: int = 128
-    learning_rate: float = 1e-3
+    lr: float = 1e-3
     weight_decay: float = 1e-4
 
     def n_steps(self, n: int) -> int:
@@ -90,7 +90,7 @@ class NoisyCrossValidation:
                 _choose(network, case, [(second, next(trained).state), (first, next(trained).state)], n_classes, number)
         return [Verdict(torch.from_numpy(case.chosen).double(), torch.from_numpy(case.score), []) for case in cases]
 
-    def _job(self, network: Network, case: _Case, half: Rows, seed: int) -> Job:
+    def _job(self, network: Network, case: _Case, half: Rows, seed: int) -> ListedJob:
         """Training on one half and on everyone chosen; of one shape for all buffers of a size."""
         n, device = case.buffer.n, case.buffer.images.device
         rows = np.union1d(half, np.flatnonzero(case.chosen))
@@ -99,16 +99,16 @@ class NoisyCrossValidation:
         dice = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
         orders = [dice.permutation(rows) for _ in range(-(-n_steps * size // len(rows)))]
         index = np.concatenate(orders)[: n_steps * size].reshape(n_steps, size)
-        return Job(
+        return ListedJob(
             phase="filter",
             network=network,
             state=network.fresh(derive_seed(seed, "weights"), device),
-            recipe=Rehearsal(size, "adam", weight_decay=self.weight_decay, shift_and_flip=True),
+            recipe=Listed(batch_size=size, optimizer="adam", weight_decay=self.weight_decay, shift_and_flip=True),
             images=case.buffer.images,
             labels=case.buffer.labels.to(device),
             seed=derive_seed(seed, "draws"),
             index=torch.from_numpy(index.astype(np.int64)),
-            rates=torch.full((n_steps,), self.learning_rate),
+            lrs=torch.full((n_steps,), self.lr),
         )
 
 

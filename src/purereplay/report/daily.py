@@ -31,7 +31,7 @@ from purereplay.live.learning import Session, make_engine
 from purereplay.live.pipe import acknowledge
 from purereplay.live.settings import Wanted
 from purereplay.live.store import Store
-from purereplay.nets.engine import Progress as EngineProgress
+from purereplay.nets.engine import TrainingProgress
 from purereplay.report.progress import duration, interruptible, out, percent, progress_bars, seconds_left
 
 _aside = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output belongs to the answers
@@ -51,7 +51,7 @@ class LearningShow:
         self.said = time.monotonic()
         self.rows: dict[str, TaskID] = {}
 
-    def training(self, now: EngineProgress) -> None:
+    def training(self, now: TrainingProgress) -> None:
         """Called by the engine a few times a second; here and between chunks a session can be interrupted."""
         self.check_interrupted()
         self._row("training", now.done, now.total, f"{now.phase}: step {now.done:,} of {now.total:,}")
@@ -75,7 +75,7 @@ class LearningShow:
         self.n_rejected += int((~report.selected_mask).sum())
         self._learning(None)
 
-    def _learning(self, now: EngineProgress | None) -> None:
+    def _learning(self, now: TrainingProgress | None) -> None:
         assert self.session is not None
         waiting = self.session.store.n_samples - self.begun_at
         expected = max(waiting, (self.source.total or 0) - self.n_seen + waiting)

@@ -20,7 +20,8 @@ from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
 from purereplay.evaluate.running import Observer
 from purereplay.evaluate.settings import RunSettings
-from purereplay.nets.engine import Account, Progress
+from purereplay.nets.engine import TrainingProgress
+from purereplay.nets.lockstep import Account
 
 out = Console(highlight=False, soft_wrap=True)
 
@@ -51,7 +52,7 @@ class RunBars(Observer):
         self.experiments = experiments
         self.interrupted = self.stack.enter_context(interruptible())
 
-    def training(self, now: Progress) -> None:
+    def training(self, now: TrainingProgress) -> None:
         """Update the bars; the only place where a run can be interrupted."""
         if self.interrupted:
             raise Interrupted("Stopped.")
@@ -77,7 +78,7 @@ class RunBars(Observer):
             self.bars.print(text + ("" if purity is None else f", purity of {self.memory[name]} {percent(purity)}"))
         self._update_buffers(None)
 
-    def _update_buffers(self, now: Progress | None) -> None:
+    def _update_buffers(self, now: TrainingProgress | None) -> None:
         if self.buffers is None:
             return
         done = sum(e.learner.n_done for e in self.experiments)
@@ -107,14 +108,14 @@ def log_to(console: Console) -> None:
     logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
 
 
-def remaining(experiments: list[Experiment], now: Progress | None) -> float | None:
+def remaining(experiments: list[Experiment], now: TrainingProgress | None) -> float | None:
     """Return the seconds that runs still take."""
     phases = {phase for e in experiments for phase in e.workload.steps}
     total = {phase: sum(e.workload.steps.get(phase, 0) for e in experiments) for phase in phases}
     return seconds_left(total, [e.account for e in experiments], now)
 
 
-def seconds_left(total: dict[str, int], accounts: list[Account], now: Progress | None) -> float | None:
+def seconds_left(total: dict[str, int], accounts: list[Account], now: TrainingProgress | None) -> float | None:
     """Return the seconds for the remaining steps by each phase's measured speed; a new phase counts as average."""
     seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in accounts) for phase in total}
     done = {phase: sum(a.steps.get(phase, 0) for a in accounts) for phase in total}

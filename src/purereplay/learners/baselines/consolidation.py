@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from purereplay.data.seeds import derive_seed
-from purereplay.nets.draws import uniforms
+from purereplay.nets.draws import RandomStream, uniforms
 from purereplay.nets.networks import Network, State, is_trained, network_input, part, prefixed
 from purereplay.nets.technique import sample_losses
 
 _AT_ONCE = 2**26  # floats for the gradients of single samples
-_LABELS = 6  # the stream of draws
 
 
 @dataclass
@@ -77,7 +76,7 @@ def fisher(network: Network, weights: State, images: Tensor, seed: int) -> State
         state = {n: t.expand(k, *t.shape).clone().requires_grad_(n in sums) for n, t in weights.items()}
         logits = network.outputs(state, network_input(some[:, None]))  # (k, 1, classes)
         key = torch.tensor([seed], device=images.device)
-        u = uniforms(key, torch.tensor(number, device=images.device), k, stream=_LABELS)
+        u = uniforms(key, torch.tensor(number, device=images.device), k, stream=RandomStream.FISHER_LABELS)
         bounds = logits.detach().softmax(-1)[:, 0].cumsum(-1)
         labels = (bounds < u.view(k, 1)).sum(-1).clamp(max=logits.shape[-1] - 1)
         losses = sample_losses(logits, labels[:, None])

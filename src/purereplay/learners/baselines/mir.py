@@ -32,7 +32,7 @@ from purereplay.learners.robust.settings import make_robust_loss
 from purereplay.learners.settings import setting
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Rehearsal
+from purereplay.nets.jobs import Listed
 from purereplay.nets.networks import is_trained
 from purereplay.nets.technique import Choice, Step, plain_loss, sample_losses
 
@@ -96,7 +96,7 @@ class Mir(ReplayLearner):
     def n_drawn(self) -> int:
         return self.n_candidates
 
-    def _recipe(self, size: int) -> Rehearsal:
+    def _recipe(self, size: int) -> Listed:
         choice = Interference(n_incoming=size, n_replayed=self.training.n_replayed)
         return replace(super()._recipe(size), choice=choice)
 

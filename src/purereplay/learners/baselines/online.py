@@ -28,7 +28,7 @@ from purereplay.learners.robust.settings import RobustSettings
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Listed, ListedJob
 from purereplay.nets.networks import State, part, prefixed
 
 _BATCHES_PER_JOB = 100
@@ -169,8 +169,8 @@ class OnlineLearner(Baseline):
     def _held_index(self) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64)
 
-    def _job(self, pool: Pool, index: Rows, size: int) -> Job:
-        return Job(
+    def _job(self, pool: Pool, index: Rows, size: int) -> ListedJob:
+        return ListedJob(
             phase="online",
             network=self.network,
             state=self.weights,
@@ -180,13 +180,13 @@ class OnlineLearner(Baseline):
             seed=derive_seed(self.seed, "draws"),
             optimizer=self.optimizer,
             index=torch.from_numpy(index),
-            rates=torch.full((len(index),), self.training.lr),
+            lrs=torch.full((len(index),), self.training.lr),
             extra=self._extra(pool),
         )
 
-    def _recipe(self, size: int) -> Rehearsal:
+    def _recipe(self, size: int) -> Listed:
         """Return the recipe for incoming batches of this size."""
-        return Rehearsal(
+        return Listed(
             batch_size=size + self.training.n_replayed,
             optimizer=self.training.optimizer,
             clip=self.training.clip,

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from purereplay.data.batch import Batch
 from purereplay.memory.replay import ReplayMemory
-from purereplay.nets.draws import uniforms
+from purereplay.nets.draws import RandomStream, uniforms
 
 Rows = NDArray[np.int64]
-_REPLAY = 7  # the stream of draws
 
 
 class ReplayDraws(NamedTuple):
@@ -41,7 +40,9 @@ class ReplayDraws(NamedTuple):
         the first, second, … sample of the batch itself.
         """
         number = torch.arange(self.first, self.first + len(n_held))
-        u = uniforms(torch.tensor([self.key]), number, max(self.n, capacity), stream=_REPLAY)[:, 0].numpy()
+        u = uniforms(torch.tensor([self.key]), number, max(self.n, capacity), stream=RandomStream.MEMORY_REPLAY)[
+            :, 0
+        ].numpy()
         chosen = np.empty((len(n_held), self.n), np.int64)
         for i, held in enumerate(n_held.tolist()):
             if held > self.n:

@@ -18,7 +18,7 @@ from purereplay.learners.baselines.base import Baseline
 from purereplay.learners.settings import NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
-from purereplay.nets.jobs import Asks, Job, Rehearsal
+from purereplay.nets.jobs import Asks, Listed, ListedJob
 from purereplay.nets.networks import State, part, prefixed
 
 SCRATCH_DEMO: dict[str, Any] = {"hidden": 128}
@@ -92,7 +92,7 @@ class ScratchLearner(Baseline):
     def _n_seen(self) -> int:
         return int(self.memory.seen.sum())
 
-    def _job(self, held: Batch, state: State) -> Job:
+    def _job(self, held: Batch, state: State) -> ListedJob:
         training, size = self.training, min(self.training.batch_size, held.n)
         rng = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "order", self._n_seen)))
         per_epoch = held.n // size
@@ -100,7 +100,7 @@ class ScratchLearner(Baseline):
         labels, extra = held.labels.to(self.engine.device), dict(self.loss.constants)
         if self.loss.technique is not None:
             extra |= self.loss.technique.per_sample(labels, self.n_classes)
-        recipe = Rehearsal(
+        recipe = Listed(
             batch_size=size,
             optimizer="sgd",
             momentum=training.momentum,
@@ -110,7 +110,7 @@ class ScratchLearner(Baseline):
             technique=self.loss.technique,
             epoch_steps=per_epoch,
         )
-        return Job(
+        return ListedJob(
             phase="scratch",
             network=self.network,
             state=state,
@@ -120,7 +120,7 @@ class ScratchLearner(Baseline):
             extra=extra,
             seed=derive_seed(self.seed, "draws", self._n_seen),
             index=torch.from_numpy(np.concatenate(orders)).view(-1, size),
-            rates=training.lrs(per_epoch),
+            lrs=training.lrs(per_epoch),
         )
 
     def state(self) -> State:

@@ -51,7 +51,7 @@ def _plain(twins: Network) -> Network:
     return Network(twins.backbone, twins.head, twins.mean, twins.std)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JoCoR(Technique):
     """See the module."""
 

@@ -29,13 +29,13 @@ from purereplay.nets.technique import Step, Technique, sample_losses
 START = 10.0  # logit of the given label, the others' are 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pencil(Technique):
     """See the module."""
 
     alpha: float = 0.4
     beta: float = 0.1
-    rate: float = 600.0  # λ
+    lr: float = 600.0  # λ, of the label distributions
     stage1: int = 70  # epochs
     stage2: int = 200
 
@@ -59,4 +59,4 @@ class Pencil(Technique):
 
     def update(self, step: Step, name: str, value: Tensor, gradient: Tensor) -> None:
         repairing = (step.epoch >= self.stage1) & (step.epoch < self.stage2)
-        value.sub_(self.rate * repairing[:, None, None] * gradient)
+        value.sub_(self.lr * repairing[:, None, None] * gradient)

@@ -72,9 +72,17 @@ def make_robust_loss(s: RobustSettings, data: DataSpec, engine: Engine) -> Robus
         if data.clean is None:
             raise UserError("The loss l2r needs clean samples.")
         clean = data.clean._replace(images=data.clean.images.to(engine.device))
-        return RobustLoss(LearningToReweight(s.l2r_batch), clean_extra(clean))
+        return RobustLoss(LearningToReweight(batch_size=s.l2r_batch), clean_extra(clean))
     if s.robust == "pencil":
-        return RobustLoss(Pencil(s.pencil_alpha, s.pencil_beta, s.pencil_lr, s.pencil_stage1, s.pencil_stage2))
+        return RobustLoss(
+            Pencil(
+                alpha=s.pencil_alpha,
+                beta=s.pencil_beta,
+                lr=s.pencil_lr,
+                stage1=s.pencil_stage1,
+                stage2=s.pencil_stage2,
+            )
+        )
     if s.robust == "sl":
-        return RobustLoss(SymmetricLearning(s.sl_alpha, s.sl_beta))
-    return RobustLoss(JoCoR(s.jocor_forget, s.jocor_lambda, s.jocor_epochs))
+        return RobustLoss(SymmetricLearning(alpha=s.sl_alpha, beta=s.sl_beta))
+    return RobustLoss(JoCoR(forget=s.jocor_forget, weight=s.jocor_lambda, epochs=s.jocor_epochs))

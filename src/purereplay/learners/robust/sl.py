@@ -15,7 +15,7 @@ from purereplay.nets.technique import Step, Technique
 LOG_ZERO = -4.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SymmetricLearning(Technique):
     """See the module."""
 

@@ -39,7 +39,7 @@ def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: in
     expert = Contrastive(
         epochs=s.expert_epochs,
         batch_size=s.expert_batch,
-        learning_rate=s.lr,
+        lr=s.lr,
         schedule=s.schedule,
         warm_epochs=s.warm_epochs,
         temperature=s.temperature,
@@ -61,7 +61,7 @@ def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: in
         finetune=Supervised(
             epochs=s.finetune_epochs,
             batch_size=s.finetune_batch,
-            learning_rate=s.finetune_lr,
+            lr=s.finetune_lr,
             clip=s.finetune_clip,
             decay_every=s.finetune_decay_every,
         ),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer
 from purereplay.nets.inference import embed
-from purereplay.nets.jobs import Asks, Contrastive, Job
+from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob
 from purereplay.nets.networks import Network, State
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.directions import both, main_directions
@@ -113,7 +113,7 @@ class BufferFilter:
         with ThreadPoolExecutor() as pool:  # each network draws its weights from its own generator
             states = list(pool.map(fresh, buffers))
         jobs = [
-            Job(
+            ContrastiveJob(
                 phase="expert",
                 network=self.network,
                 state=state,

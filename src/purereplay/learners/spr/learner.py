@@ -24,7 +24,7 @@ from purereplay.memory.purified import PurifiedBuffer
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
-from purereplay.nets.jobs import Asks, Contrastive, Job, Supervised
+from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob, Supervised, SupervisedJob
 from purereplay.nets.networks import Head, Network, State, part, prefixed
 from purereplay.purify.self_centered import select
 
@@ -167,7 +167,7 @@ class SPR(Learner[FilterReport]):
         if images.shape[0] < 2:  # one image has no negatives
             return None
         epochs_before = self.n_replays * max(0, recipe.epochs - recipe.warm_epochs)
-        job = Job(
+        job = ContrastiveJob(
             phase="base",
             network=self.network,
             state=self.base,
@@ -210,7 +210,7 @@ class SPR(Learner[FilterReport]):
             network, state = self.network.with_head(Head(self.n_classes), self.base, seed)
             purified = self.held()
             if purified.n:
-                job = Job(
+                job = SupervisedJob(
                     phase="finetune",
                     network=network,
                     state=state,

@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, Job
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Job
 from purereplay.nets.loops.cpu_mlp_step import (
     Crops,
     Places,
@@ -27,24 +28,26 @@ from purereplay.nets.loops.cpu_mlp_step import (
     step,
 )
 from purereplay.nets.loops.plain import PlainLoop
-from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network
+from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network, State
 from purereplay.nets.views import Views, boxes, make_views
 
 _SECONDS_AT_ONCE = 0.5  # of steps between two looks at the clock, where threads wait for each other
 _STEPS_A_TURN = 10  # of a network, whose weights stay near its core meanwhile, before its thread looks for the next
 
 
-def can_train(job: Job) -> bool:
+def can_train(job: Job) -> TypeGuard[ContrastiveJob]:
     """Whether this loop is for such a job."""
-    return isinstance(job.network.backbone, MLP) and isinstance(job.recipe, Contrastive)
+    return isinstance(job.network.backbone, MLP) and isinstance(job, ContrastiveJob)
 
 
-class PerceptronLoop(PlainLoop):
+class CpuMlpLoop(PlainLoop):
     """See `Loop`: the plain loop with another step. No thread outlives a call."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    recipe: Contrastive
+
+    def __init__(self, jobs: Sequence[ContrastiveJob]) -> None:
         super().__init__(jobs, torch.device("cpu"), "float32")
-        names = _layer_names(self.network)
+        names = _layer_names(self.network, self.parameters)
         own = [[self.parameters[f"{name}.{part}"] for part in ("weight", "bias")] for name in names]
         self.networks = [self._weights(own, k) for k in range(len(jobs))]
         n_views = 2 * self.drawn[1].shape[-1]
@@ -64,7 +67,7 @@ class PerceptronLoop(PlainLoop):
             pool=self.pool[k],
         )
 
-    def load(self, jobs: Sequence[Job]) -> None:
+    def load(self, jobs: Sequence[DrawnJob]) -> None:
         super().load(jobs)
         self.before = jobs[0].steps_before
 
@@ -101,9 +104,8 @@ class PerceptronLoop(PlainLoop):
 
     def _draw(self) -> None:
         super()._draw()
-        rates, rows, numbers = self.drawn
-        assert isinstance(self.recipe, Contrastive)
-        self.rates: list[float] = rates.tolist()
+        lrs, rows, numbers = self.drawn
+        self.lrs: list[float] = lrs.tolist()
         self.rows = rows.repeat(1, 1, 2)  # (S, K, n): rows i and i + B are one image
         self.crops: list[Crops] = []  # of grey images
         views = self.recipe.views
@@ -118,18 +120,17 @@ class PerceptronLoop(PlainLoop):
     @torch.no_grad()
     def _turn(self, places: Places, k: int, first: int, n_steps: int) -> None:
         """Steps of network k; `first` counts from where all networks are."""
-        assert isinstance(self.recipe, Contrastive)
         network, temperature = self.networks[k], self.recipe.temperature
         mean, std = list(self.network.mean or ()), list(self.network.std or ())
         at = self.done % self.n_drawn + first  # of those drawn
         count = self.before + self.done + first + 1  # of Adam's
         if self.crops:
-            self.steps(network, places, self.crops[k], mean, std, self.rates, temperature, at, count, n_steps)
+            self.steps(network, places, self.crops[k], mean, std, self.lrs, temperature, at, count, n_steps)
         else:
             for i in range(n_steps):
                 torch.index_select(network.pool, 0, self.rows[at + i, k], out=places.images)
                 places.views.copy_(make_views(places.images, self.drawn[2][at + i, k], self.recipe.views))
-                self.step(network, places, mean, std, self.rates[at + i], temperature, count + i)
+                self.step(network, places, mean, std, self.lrs[at + i], temperature, count + i)
         self.loss[k] = last_loss(places)
 
 
@@ -170,7 +171,7 @@ def _positions(start: Tensor, extent: Tensor, size: int) -> Tensor:
     return ((start + extent * (pixel + 0.5) / size) * size - 0.5).clamp_(0, size - 1)
 
 
-def _layer_names(network: Network) -> list[str]:
-    assert isinstance(network.backbone, MLP)
-    backbone = [f"{BACKBONE}layer{i + 1}" for i in range(len(network.backbone.hidden))]
+def _layer_names(network: Network, parameters: State) -> list[str]:
+    n_hidden = sum(name.startswith(f"{BACKBONE}layer") and name.endswith(".weight") for name in parameters)
+    backbone = [f"{BACKBONE}layer{i + 1}" for i in range(n_hidden)]
     return [*backbone, *([f"{HEAD}hidden"] if network.head.hidden else []), f"{HEAD}output"]

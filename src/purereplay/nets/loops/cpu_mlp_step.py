@@ -95,7 +95,7 @@ def cropped_steps(
     crops: Crops,
     mean: list[float],
     std: list[float],
-    rates: list[float],
+    lrs: list[float],
     temperature: float,
     first: int,
     count: int,
@@ -104,7 +104,7 @@ def cropped_steps(
     """Steps on crops of grey images: the `first` and the following of those drawn, the `count`-th of Adam's."""
     for i in range(n_steps):
         _crop(network.pool, crops, places, first + i)
-        step(network, places, mean, std, rates[first + i], temperature, count + i)
+        step(network, places, mean, std, lrs[first + i], temperature, count + i)
 
 
 def step(
@@ -112,7 +112,7 @@ def step(
     places: Places,
     mean: list[float],
     std: list[float],
-    rate: float,
+    lr: float,
     temperature: float,
     count: int,
 ) -> None:
@@ -145,7 +145,7 @@ def step(
             network.squares[i],
             [],
             places.adam_step,
-            lr=rate,
+            lr=lr,
             beta1=0.9,
             beta2=0.999,
             weight_decay=0.0,

@@ -16,24 +16,23 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.augment import cutmix, shifted_and_flipped
-from purereplay.nets.draws import own_uniforms
-from purereplay.nets.jobs import Job, Rehearsal, Trained
-from purereplay.nets.loops.plain import Precision, capture, joined_pool, network_bytes, tf32
+from purereplay.nets.device import Precision
+from purereplay.nets.draws import RandomStream, own_uniforms
+from purereplay.nets.jobs import ListedJob, Trained
+from purereplay.nets.loops.base import capture, joined_pool, network_bytes, tf32
 from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss
 
-_CUTMIX, _SHIFT = 3, 4  # the streams of draws
 _STEPS_AT_ONCE = 50  # between two looks at the clock on CUDA
 
 
-class RehearsalLoop:
+class ListedLoop:
     """See `loops.Loop`."""
 
-    def __init__(self, jobs: Sequence[Job], device: torch.device, precision: Precision = "float32") -> None:
+    def __init__(self, jobs: Sequence[ListedJob], device: torch.device, precision: Precision = "float32") -> None:
         job, k = jobs[0], len(jobs)
         recipe = job.recipe
-        assert isinstance(recipe, Rehearsal) and job.index is not None
         self.device, self.network, self.recipe, self.precision = device, job.network, recipe, precision
         self.n_bytes = k * network_bytes(job)
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
@@ -44,7 +43,7 @@ class RehearsalLoop:
         self.pool = torch.zeros(k, *job.images.shape, device=device)
         self.labels = torch.zeros(k, job.images.shape[0], dtype=torch.int64, device=device)
         self.index = torch.zeros(job.step_capacity, k, job.index.shape[1], dtype=torch.int64, device=device)
-        self.rates = torch.zeros(job.step_capacity, k, device=device)
+        self.lrs = torch.zeros(job.step_capacity, k, device=device)
         self.lengths = torch.zeros(k, dtype=torch.int64, device=device)  # steps of each network's job
         self.keys = torch.zeros(k, dtype=torch.int64, device=device)
         self.extra = {n: torch.zeros(k, *t.shape, dtype=t.dtype, device=device) for n, t in job.extra.items()}
@@ -61,7 +60,7 @@ class RehearsalLoop:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
-    def load(self, jobs: Sequence[Job]) -> None:
+    def load(self, jobs: Sequence[ListedJob]) -> None:
         for name, t in self.state.items():
             t.copy_(torch.stack([j.state[name].to(self.device) for j in jobs]))
         for ours, theirs in ((self.first, "mean"), (self.second, "square")):
@@ -71,10 +70,9 @@ class RehearsalLoop:
         self.before.copy_(torch.tensor([j.steps_before for j in jobs]))
         self.lengths.copy_(torch.tensor([j.n_steps for j in jobs]))
         self.pool.copy_(network_input(joined_pool(jobs, self.device)))
-        self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
+        self.labels.copy_(torch.stack([j.labels for j in jobs]))
         for k, j in enumerate(jobs):
-            assert j.index is not None and j.rates is not None
-            self.index[: j.n_steps, k], self.rates[: j.n_steps, k] = j.index.to(self.device), j.rates.to(self.device)
+            self.index[: j.n_steps, k], self.lrs[: j.n_steps, k] = j.index.to(self.device), j.lrs.to(self.device)
         self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))
         for name, t in self.extra.items():
             t.copy_(torch.stack([j.extra[name].to(self.device) for j in jobs]))
@@ -118,20 +116,20 @@ class RehearsalLoop:
         return Step(self.network, self.state, images, labels, index, self.keys, number, epoch, active, self.extra)
 
     def _step(self) -> None:
-        rate = self.rates.index_select(0, self.cursor)[0]
+        lr = self.lrs.index_select(0, self.cursor)[0]
         index = self.index.index_select(0, self.cursor)[0]
         statistics = {n: t.clone() for n, t in self.state.items() if not is_trained(n)}
         if self.recipe.choice is not None:
-            index = self.recipe.choice.choose(self.view, index, rate)
+            index = self.recipe.choice.choose(self.view, index, lr)
             for name, before in statistics.items():  # what was only tried leaves no trace
                 self.state[name].copy_(before)
         step, mix = self.view(index), None
         if self.recipe.shift_and_flip:
             n = index.shape[1]
-            u = own_uniforms(self.keys, step.number, 3 * n, stream=_SHIFT).view(-1, n, 3)
+            u = own_uniforms(self.keys, step.number, 3 * n, stream=RandomStream.SHIFT).view(-1, n, 3)
             step = step._replace(images=shifted_and_flipped(step.images, u))
         if self.recipe.cutmix:
-            u = own_uniforms(self.keys, step.number, 4, stream=_CUTMIX)
+            u = own_uniforms(self.keys, step.number, 4, stream=RandomStream.CUTMIX)
             images, mix = cutmix(step.images, step.labels, u, self.recipe.cutmix)
             step = step._replace(images=images)
         technique = self.recipe.technique
@@ -144,14 +142,14 @@ class RehearsalLoop:
             for name, before in statistics.items():
                 t = self.state[name]
                 t.copy_(torch.where(step.active.view(-1, *(1,) * (t.ndim - 1)), t, before))
-            self._update(gradients[: len(self.parameters)], rate, step.active)
-            for name, gradient in zip(self.learned, gradients[len(self.parameters) :], strict=True):
-                assert technique is not None
-                technique.update(step, name, self.extra[name], gradient)
+            self._update(gradients[: len(self.parameters)], lr, step.active)
+            if technique is not None:
+                for name, gradient in zip(self.learned, gradients[len(self.parameters) :], strict=True):
+                    technique.update(step, name, self.extra[name], gradient)
             self.loss.copy_(torch.where(step.active, loss, self.loss))
             self.cursor += 1
 
-    def _update(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor) -> None:
+    def _update(self, gradients: Sequence[Tensor], lr: Tensor, active: Tensor) -> None:
         """One step of Adam, or of stochastic gradient descent with momentum, for every network that takes it."""
         r = self.recipe
         if r.clip is not None:
@@ -170,7 +168,7 @@ class RehearsalLoop:
                 "weight_decay": r.weight_decay,
                 "maximize": False,
                 "found_inf": self.idle[k],
-                "lr": rate[k],
+                "lr": lr[k],
             }
             if r.optimizer == "adam":
                 second, steps = [self.second[n][k] for n in names], [self.steps[k]] * len(names)

@@ -6,94 +6,42 @@ every network and recipe; `fused` has a faster loop for some of them.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal, Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, Drawn, Job, Rehearsal, Trained
+from purereplay.nets.device import Precision
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, SupervisedJob, Trained
+from purereplay.nets.loops.base import capture, drawn_at_once, joined_pool, network_bytes
 from purereplay.nets.networks import is_trained, network_input, stack, unstack
-from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, learning_rate, supervised_loss
+from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, lr_at, supervised_loss
 
-log = logging.getLogger(__name__)
-
-Precision = Literal["float32", "tf32", "bf16"]
-_DRAWN_AT_ONCE = 32  # steps whose random numbers are drawn in one go
-_DRAWN_BYTES = 2**27  # and at most this much memory for them
 _REPLAYS_AT_ONCE = 50  # steps between two looks at the clock on CUDA
-
-
-class Loop(Protocol):
-    """K networks of one shape with everything that their step reads and writes, in place."""
-
-    n_bytes: int
-
-    def load(self, jobs: Sequence[Job]) -> None:
-        """Put the jobs' networks, moments, images and keys in the places that the step uses."""
-
-    def advance(self, at_most: int) -> int:
-        """Take some steps; returns how many."""
-
-    def answers(self, began: float) -> list[Trained]:
-        """Every job's network, moments and last loss, and its share of the time since then."""
-
-
-def joined_pool(jobs: Sequence[Job], device: torch.device) -> Tensor:
-    """The jobs' images, D and then P, (K, n + m, C, H, W), of the jobs' own dtype."""
-    pools = [j.images if j.replay is None else torch.cat([j.images, j.replay]) for j in jobs]
-    return torch.stack(pools).to(device)
-
-
-def network_bytes(job: Job) -> int:
-    """About how much memory one network of this job takes: weights, gradients, moments, images and activations."""
-    weights = sum(t.numel() for t in job.state.values())
-    image = job.images[0].numel()
-    pool = (job.images.shape[0] + (0 if job.replay is None else job.replay.shape[0])) * image
-    if isinstance(job.recipe, Contrastive):
-        views = 2 * (min(job.recipe.batch_size, job.images.shape[0]) + job.recipe.replay_size)
-        interpolation = job.images.shape[-1] ** 2 + job.images.shape[-2] ** 2
-        work = views * (job.network.activation_floats() + 6 * image + 3 * interpolation + 4 * views)
-    else:
-        work = job.recipe.batch_size * (job.network.activation_floats() + image)
-    extra = sum(t.numel() * t.element_size() for t in job.extra.values())
-    return 4 * (4 * weights + pool + work) + 2 * extra
-
-
-def drawn_at_once(job: Job, k: int) -> int:
-    """How many steps' draws a loop of k such jobs keeps."""
-    numbers = 2 * (job.recipe.batch_size + (job.recipe.replay_size if isinstance(job.recipe, Contrastive) else 0))
-    numbers *= job.recipe.views.n_numbers if isinstance(job.recipe, Contrastive) else 1
-    return max(1, min(_DRAWN_AT_ONCE, job.n_steps, _DRAWN_BYTES // (k * numbers * 8 * 4)))
 
 
 class PlainLoop:
     """See `Loop`."""
 
-    def __init__(self, jobs: Sequence[Job], device: torch.device, precision: Precision) -> None:
+    def __init__(self, jobs: Sequence[DrawnJob], device: torch.device, precision: Precision) -> None:
         job = jobs[0]
-        assert not isinstance(job.recipe, Rehearsal)
         self.device = device
         self.n_bytes = len(jobs) * network_bytes(job)
         self.network, self.steps_per_epoch = job.network, job.steps_per_epoch
         self.recipe: Drawn = job.recipe
-        self.n_images, self.n_replay = job.images.shape[0], 0 if job.replay is None else job.replay.shape[0]
+        self.n_images, self.n_replay = job.images.shape[0], job.n_replay
         self.lowered = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
         self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}
         on_cuda = device.type == "cuda"
-        self.rate = torch.zeros((), device=device)
-        self.optimizer = torch.optim.Adam(list(self.parameters.values()), lr=self.rate, fused=True, capturable=on_cuda)
+        self.lr = torch.zeros((), device=device)
+        self.optimizer = torch.optim.Adam(list(self.parameters.values()), lr=self.lr, fused=True, capturable=on_cuda)
         for p in self.parameters.values():
             zero = torch.zeros((), device=device)
             self.optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         self.pool = network_input(joined_pool(jobs, device))
-        self.labels = (
-            None if job.labels is None else torch.stack([j.labels for j in jobs if j.labels is not None]).to(device)
-        )
+        self.labels = _labels(jobs, device)
         self.keys = torch.zeros(len(jobs), dtype=torch.int64, device=device)
         self.start = torch.zeros((), dtype=torch.int64, device=device)
         self.loss = torch.zeros(len(jobs), device=device)
@@ -105,7 +53,7 @@ class PlainLoop:
         self.graph = capture(self._step, device, before=self.cursor.zero_) if on_cuda else None
 
     @torch.no_grad()
-    def load(self, jobs: Sequence[Job]) -> None:
+    def load(self, jobs: Sequence[DrawnJob]) -> None:
         job, device = jobs[0], self.device
         for name, t in self.state.items():
             t.copy_(torch.stack([j.state[name].to(device) for j in jobs]))
@@ -119,10 +67,9 @@ class PlainLoop:
                     moments[ours].copy_(torch.stack(given))
             moments["step"].fill_(job.steps_before)
         self.pool.copy_(network_input(joined_pool(jobs, device)))
-        if self.labels is not None:
-            self.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
+        self.labels.copy_(_labels(jobs, device))
         self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))
-        self.start.fill_(job.start)
+        self.start.fill_(job.start if isinstance(job, ContrastiveJob) else 0)
         self.done = 0
 
     def advance(self, at_most: int) -> int:
@@ -158,7 +105,7 @@ class PlainLoop:
         """The draws and rates of the next steps; into the same places each time, where the captured step reads them."""
         steps = torch.arange(self.done, self.done + self.n_drawn, device=self.device)
         index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps)
-        new = [learning_rate(self.recipe, steps, self.steps_per_epoch, self.start), index]
+        new = [lr_at(self.recipe, steps, self.steps_per_epoch, self.start), index]
         if isinstance(self.recipe, Contrastive):
             new.append(draw_numbers(self.recipe, index.shape[-1], self.keys, steps))
         if not hasattr(self, "drawn"):
@@ -168,13 +115,12 @@ class PlainLoop:
         self.cursor.zero_()
 
     def _step(self) -> None:
-        rate, index, *numbers = (t.index_select(0, self.cursor)[0] for t in self.drawn)
-        self.rate.copy_(rate)
+        lr, index, *numbers = (t.index_select(0, self.cursor)[0] for t in self.drawn)
+        self.lr.copy_(lr)
         self.optimizer.zero_grad(set_to_none=True)
         if isinstance(self.recipe, Contrastive):
             loss = contrastive_loss(self.network, self.state, self.recipe, self.pool, index, numbers[0], self.lowered)
         else:
-            assert self.labels is not None
             loss = supervised_loss(self.network, self.state, self.pool, self.labels, index, self.lowered)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         if not isinstance(self.recipe, Contrastive) and self.recipe.clip is not None:
@@ -184,40 +130,7 @@ class PlainLoop:
         self.cursor += 1
 
 
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Whether products of float32 numbers on CUDA may round them to TF32, for what is called or captured within."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-def capture(
-    step: Callable[[], None], device: torch.device, *, before: Callable[[], object]
-) -> torch.cuda.CUDAGraph | None:
-    """The step as a CUDA graph; None, with a warning, where it cannot be captured.
-
-    It runs a few times to warm up, `before` being called each time.
-    """
-    try:
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                before()
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        before()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        return graph
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        log.warning("the training step could not be captured as a CUDA graph, the plain loop runs: %s", error)
-        return None
+def _labels(jobs: Sequence[DrawnJob], device: torch.device) -> Tensor:
+    """Labels of the jobs, (K, n); (K, 0) for contrastive jobs."""
+    none = torch.empty(0, dtype=torch.int64)
+    return torch.stack([job.labels if isinstance(job, SupervisedJob) else none for job in jobs]).to(device)

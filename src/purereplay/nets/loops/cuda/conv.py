@@ -91,7 +91,6 @@ def add_taps(
     y,
     x,
     column,
-    zero,
     G: tl.constexpr,
     T: tl.constexpr,
     BACKWARD: tl.constexpr,
@@ -109,8 +108,6 @@ def add_taps(
     CHUNKS: tl.constexpr = (CHANNELS + DEPTH - 1) // DEPTH
     at = tl.arange(0, DEPTH)
     source_at = source + image[:, None] * (SIZE * SIZE * CHANNELS) + at[None, :]
-    if T.narrow:
-        source_at += zero * 4  # the compiler does not know that it is 0, and relies on no more than 4 numbers
     weight_at = weight + at[:, None] * DEPTH_STEP + column[None, :] * COLUMN_STEP
     known = (column < N_COLUMNS) | (N_COLUMNS % T.columns == 0)
     if T.places:
@@ -156,7 +153,7 @@ def store_counted(total, out, sums, row, inside, tile, column, n_tiles, CHANNELS
     tl.store(sums + (n_tiles + tile) * CHANNELS + column, tl.sum(deviation * deviation, 0), mask=known)
 
 
-@triton.jit(do_not_specialize=["zero"])
+@triton.jit
 def forward_kernel(
     x,
     weight,
@@ -167,7 +164,6 @@ def forward_kernel(
     weight_network,
     weight_offset,
     sums_network,
-    zero,
     G: tl.constexpr,
     T: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -180,7 +176,7 @@ def forward_kernel(
     image, at_y, at_x, row, inside = locate(tile, n, G.size_out, T.places, T.rows)
     x += network * n * (G.size_in * G.size_in * G.n_in)
     weight += network * weight_network + weight_offset
-    total = add_taps(no_total(T), x, weight, image, at_y, at_x, column, zero, G, T, False, PRECISION)
+    total = add_taps(no_total(T), x, weight, image, at_y, at_x, column, G, T, False, PRECISION)
     total = unswap(total, T)
     out += network * n * (G.size_out * G.size_out * G.n_out)
     store_counted(total, out, sums + network * sums_network, row, inside, tile, column, n_tiles, G.n_out)
@@ -199,7 +195,6 @@ def forward(geometry: Geometry, tiles: Tiles, x: Tensor, weight: Tensor, offset:
         weight.stride(0),
         offset,
         sums.stride(0),
-        0,
         geometry,
         tiles,
         precision_of(x),

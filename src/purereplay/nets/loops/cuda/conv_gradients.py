@@ -61,7 +61,7 @@ def pass_gradient(
         tl.store(sums + 2 * n_tiles * CHANNELS, tl.sum(g * (value - mean[None, :]), 0), mask=known)
 
 
-@triton.jit(do_not_specialize=["zero"])
+@triton.jit
 def data_gradient_kernel(
     d,
     d2,
@@ -80,7 +80,6 @@ def data_gradient_kernel(
     weight_offset,
     weight2_offset,
     sums_network,
-    zero,
     G: tl.constexpr,
     G2: tl.constexpr,
     T: tl.constexpr,
@@ -98,10 +97,10 @@ def data_gradient_kernel(
     weight += network * weight_network
     above, own = network * n * (G.size_out * G.size_out * G.n_out), network * n * (G.size_in * G.size_in * G.n_in)
     weight_at = weight + weight_offset
-    total = add_taps(no_total(T), d + above, weight_at, image, at_y, at_x, column, zero, G, T, True, PRECISION)
+    total = add_taps(no_total(T), d + above, weight_at, image, at_y, at_x, column, G, T, True, PRECISION)
     if G2 is not None:
         weight_at = weight + weight2_offset
-        total = add_taps(total, d2 + above, weight_at, image, at_y, at_x, column, zero, G2, T, True, PRECISION)
+        total = add_taps(total, d2 + above, weight_at, image, at_y, at_x, column, G2, T, True, PRECISION)
     total = unswap(total, T)
     if RESIDUAL:
         place = own + row[:, None] * G.n_in + column[None, :]
@@ -178,7 +177,6 @@ def data_gradient(
         offset,
         0 if projection is None else projection.offset,
         sums.stride(0),
-        0,
         geometry,
         None if projection is None else projection.geometry,
         tiles,
@@ -198,7 +196,7 @@ def find_places(tap, G: tl.constexpr):
     return first, tl.minimum((G.size_in - 1 + G.padding - tap) // G.stride, G.size_out - 1) + 1 - first
 
 
-@triton.jit(do_not_specialize=["zero"])
+@triton.jit
 def weight_gradient_kernel(
     x,
     d,
@@ -207,7 +205,6 @@ def weight_gradient_kernel(
     out_network,
     out_offset,
     part_size,
-    zero,
     G: tl.constexpr,
     T: tl.constexpr,
     N_PARTS: tl.constexpr,
@@ -235,8 +232,6 @@ def weight_gradient_kernel(
     known_i = (i < G.n_in) | (G.n_in % IN == 0)
     known_o = (o < G.n_out) | (G.n_out % OUT == 0)
     x += network * n * (G.size_in * G.size_in * G.n_in) + i[None, :]
-    if T.narrow:
-        x += zero * 4
     d += network * n * (G.size_out * G.size_out * G.n_out) + o[None, :]
     total = no_total(T)
     if T.taps == 3:
@@ -289,7 +284,6 @@ def weight_gradient(
         out.stride(0),
         offset,
         part_size,
-        0,
         g,
         tiles,
         n_parts,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -20,17 +18,6 @@ _ROWS = 64  # views a program takes
 def head_shapes(head: HeadShape, n_features: int) -> dict[str, tuple[int, ...]]:
     hidden = [("hidden", n_features, n_features)] if head.hidden else []
     return linear_shapes([*hidden, ("output", n_features, head.n_outputs)])
-
-
-class FusedHead(Protocol):
-    """A head with its loss."""
-
-    losses: Tensor  # (K, n): of the last step, per row
-
-    def forward(self, features: Tensor) -> None: ...
-
-    def backward(self, rates: Tensor, beside: Beside, *, gated: bool) -> Tensor:
-        """Adam's step for the head; returns the gradient of the features, zero where `gated` ones are."""
 
 
 class _Layers:

@@ -17,7 +17,7 @@ from purereplay.nets.resnet import ResNet18
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConvSpec:
     """One convolution and the batch norm behind it."""
 
     conv: str
@@ -25,7 +25,7 @@ class Plan:
     geometry: Geometry
     is_stem: bool = False
 
-    def shape(self) -> tuple[int, ...]:
+    def weight_shape(self) -> tuple[int, ...]:
         g = self.geometry
         if not self.is_stem:
             return (g.kernel**2, g.n_in, g.n_out)
@@ -33,45 +33,52 @@ class Plan:
         return (g.kernel, packing.span * packing.pixel, g.n_out)
 
 
-def plan_stem(backbone: ResNet18) -> Plan:
+def stem_spec(backbone: ResNet18) -> ConvSpec:
     kernel, stride, padding = (7, 2, 3) if backbone.stem == "imagenet" else (3, 1, 1)
     geometry = Geometry.of(backbone.channels, backbone.width, backbone.size, kernel, stride, padding)
-    return Plan("conv1", "bn1", geometry, is_stem=True)
+    return ConvSpec("conv1", "bn1", geometry, is_stem=True)
 
 
-def plan_blocks(backbone: ResNet18) -> Iterator[tuple[Plan, Plan, Plan | None]]:
+def block_specs(backbone: ResNet18) -> Iterator[tuple[ConvSpec, ConvSpec, ConvSpec | None]]:
     """Per block: first and second convolution, and the projection of the shortcut if it has one."""
-    size = plan_stem(backbone).geometry.size_out
+    size = stem_spec(backbone).geometry.size_out
     size = -(-size // 2) if backbone.stem == "imagenet" else size
     for block in backbone._blocks():
         one = Geometry.of(block.n_in, block.n_out, size, 3, block.stride, 1)
         two = Geometry.of(block.n_out, block.n_out, one.size_out, 3, 1, 1)
-        first = Plan(f"{block.name}.conv1", f"{block.name}.bn1", one)
-        second = Plan(f"{block.name}.conv2", f"{block.name}.bn2", two)
+        first = ConvSpec(f"{block.name}.conv1", f"{block.name}.bn1", one)
+        second = ConvSpec(f"{block.name}.conv2", f"{block.name}.bn2", two)
         projection = None
         if block.has_projection:
             past = Geometry.of(block.n_in, block.n_out, size, 1, block.stride, 0)
-            projection = Plan(f"{block.name}.downsample.0", f"{block.name}.downsample.1", past)
+            projection = ConvSpec(f"{block.name}.downsample.0", f"{block.name}.downsample.1", past)
         yield first, second, projection
         size = one.size_out
 
 
 class Layer:
-    """The buffers of a plan: its output `raw`, later its gradient; its norm's table and running statistics."""
+    """The buffers of a convolution: its output `raw`, later its gradient; its norm's table and running statistics."""
 
     def __init__(
-        self, plan: Plan, k: int, n: int, device: torch.device, dtype: torch.dtype, parameters: Parameters, prefix: str
+        self,
+        spec: ConvSpec,
+        k: int,
+        n: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        parameters: Parameters,
+        prefix: str,
     ) -> None:
-        g = plan.geometry
-        self.plan, self.geometry = plan, g
-        self.offset = parameters.offsets[f"{prefix}{plan.conv}.weight"]
-        norm = f"{prefix}{plan.norm}"
+        g = spec.geometry
+        self.spec, self.geometry = spec, g
+        self.offset = parameters.offsets[f"{prefix}{spec.conv}.weight"]
+        norm = f"{prefix}{spec.norm}"
         self.norm_offsets = (parameters.offsets[f"{norm}.weight"], parameters.offsets[f"{norm}.bias"])
         self.raw = torch.zeros(k, n, g.size_out, g.size_out, g.n_out, device=device, dtype=dtype)
         self.table = torch.zeros(k, norms.N_TABLE, g.n_out, device=device)
         self.running = torch.zeros(k, 2, g.n_out, device=device)
         self.n, self.n_values = n, n * g.size_out**2
-        kinds = ("stem", "stem_gradient") if plan.is_stem else ("forward", "weight_gradient")
+        kinds = ("stem", "stem_gradient") if spec.is_stem else ("forward", "weight_gradient")
         self.tiles, self.weight_tiles = (shapes.pick_tiles(kind, g, n, dtype) for kind in kinds)
         self.data_tiles = shapes.pick_tiles("data_gradient", g, n, dtype)  # the stem has no use for it
         self.n_sums = max(
@@ -79,7 +86,7 @@ class Layer:
             conv_gradients.N_SUMS * g.n_in * shapes.n_row_tiles(n, g.size_in, self.data_tiles),
         )
         self.n_parts = shapes.n_weight_parts(kinds[1], g, n, self.weight_tiles)
-        self.part_size = aligned(math.prod(plan.shape()))
+        self.part_size = aligned(math.prod(spec.weight_shape()))
         self.gradient_offset = 0  # where the parts of the weight's gradient begin, then the norm's, once known
         self.norm_gradient_offsets = (0, 0)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from purereplay.nets.loops.cuda.kernels import matmul_kernel, update_linear_kernel
 from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, EPSILON, Parameters
+from purereplay.nets.loops.cuda.shapes import or_else, precision_of
 from purereplay.nets.networks import MLP, State
 
 
@@ -46,22 +47,21 @@ def matmul(
     relu: bool = False,
     gate: Tensor | None = None,
     norm: Tensor | None = None,
-    tile: Tile | None = None,
 ) -> None:
     """out[k] = f(a[k] @ b[k] + bias[k]); see `matmul_kernel`. `gate` has out's layout; b may be transposed."""
     k, n_rows, depth = a.shape
     n_columns = b.shape[2]
-    tile = tile or product_tile(k, n_rows, n_columns)
+    tile = product_tile(k, n_rows, n_columns)
     if norm is not None:
         tile = tile._replace(rows=64, columns=power_of_two(n_columns), warps=8 if n_columns > 128 else 4, stages=3)
     grid = (-(-n_rows // tile.rows) * -(-n_columns // tile.columns), k)
     matmul_kernel[grid](
         a,
         b,
-        bias if bias is not None else out,
-        gate if gate is not None else out,
+        or_else(bias, out),
+        or_else(gate, out),
         out,
-        norm if norm is not None else out,
+        or_else(norm, out),
         n_rows,
         n_columns,
         depth,
@@ -74,17 +74,13 @@ def matmul(
         RELU=relu,
         HAS_GATE=gate is not None,
         NORMALISE=norm is not None,
-        PRECISION=precision(a),
+        PRECISION=precision_of(a),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-
-
-def precision(operand: Tensor) -> str:
-    return "ieee" if operand.dtype == torch.float32 else "tf32"
 
 
 def aligned_rows(n_rows: int, width: int, like: Tensor) -> Tensor:
@@ -143,10 +139,11 @@ class Linear:
         matmul(d, self.weight.transpose(1, 2), self.gradient, gate=gate)
         return self.gradient
 
-    def update(self, x: Tensor, d: Tensor, rates: Tensor, tile: Tile = UPDATE_TILE) -> None:
+    def update(self, x: Tensor, d: Tensor, rates: Tensor) -> None:
         """Adam's step, for input x and gradient d of the output; after `backward`, which reads the same weights."""
         p = self.parameters
         k, n_rows = x.shape[:2]
+        tile = UPDATE_TILE
         grid = ((-(-self.n_in // tile.rows) + 1) * -(-self.n_out // tile.columns), k)
         update_linear_kernel[grid](
             x,
@@ -166,7 +163,7 @@ class Linear:
             p.weight.stride(0),
             p.offsets[f"{self.name}.weight"],
             p.offsets[f"{self.name}.bias"],
-            PRECISION=precision(x),
+            PRECISION=precision_of(x),
             CLIP=self.clip or 0.0,
             IN=tile.rows,
             OUT=tile.columns,
@@ -179,7 +176,7 @@ class Linear:
         )
 
 
-class FusedMLP:
+class CudaMLP:
     """The perceptron's hidden layers of K networks; see `networks.MLP`."""
 
     gates_features = True  # its features come out of a ReLU

@@ -10,27 +10,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, Job, Rehearsal, Trained
+from purereplay.nets.draws import RandomStream
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, Job, SupervisedJob, Trained
+from purereplay.nets.loops.base import joined_pool
 from purereplay.nets.loops.cuda.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
 from purereplay.nets.loops.cuda.linear import (
     Beside,
-    FusedMLP,
+    CudaMLP,
     load_as_they_are,
     power_of_two,
     read_as_they_are,
 )
 from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, Parameters
-from purereplay.nets.loops.cuda.resnet import FusedResNet
+from purereplay.nets.loops.cuda.resnet import CudaResNet
 from purereplay.nets.loops.cuda.view_kernels import draws_kernel, views_kernel
-from purereplay.nets.loops.plain import joined_pool
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.steps import VIEWS, draw_rows, learning_rate
+from purereplay.nets.steps import draw_rows, lr_at
 from purereplay.nets.views import TRIES, Views
 
 _STEPS_A_CHUNK = 50
@@ -39,56 +40,54 @@ _MAX_GRID = 65535  # programs along a grid's second axis
 _WORK_SECONDS = 0.1  # of work is queued on the device before the host waits for it
 
 
-def can_train(job: Job) -> bool:
+def can_train(job: Job) -> TypeGuard[DrawnJob]:
     """Whether this loop serves such a job."""
-    if job.images.dtype != torch.uint8:  # feature vectors
+    if not isinstance(job, ContrastiveJob | SupervisedJob) or job.images.dtype != torch.uint8:  # feature vectors
         return False
     backbone = job.network.backbone
     fits = isinstance(backbone, MLP) or (isinstance(backbone, ResNet18) and backbone.width % 2 == 0 and n_rows(job) > 1)
     return fits and job.network.head.n_outputs <= MAX_OUTPUTS and job.images.shape[1] in (1, 3)
 
 
-def n_rows(job: Job) -> int:
+def n_rows(job: DrawnJob) -> int:
     """Views, or images, of a network in a step."""
     size = min(job.recipe.batch_size, job.images.shape[0])
-    if not isinstance(job.recipe, Contrastive):
+    if not isinstance(job, ContrastiveJob):
         return size
     return 2 * (size + (job.recipe.replay_size if job.replay is not None else 0))
 
 
-def fused_bytes(job: Job) -> int:
+def cuda_bytes(job: DrawnJob) -> int:
     """About how much memory one network takes here."""
     weights = sum(t.numel() for t in job.state.values())
-    pool = (job.images.shape[0] + (0 if job.replay is None else job.replay.shape[0])) * job.images[0].numel()
+    pool = (job.images.shape[0] + job.n_replay) * job.images[0].numel()
     return 14 * weights + pool + n_rows(job) * (4 * job.network.activation_floats() + 128)
 
 
 def backbone_shapes(backbone: Backbone) -> dict[str, tuple[int, ...]]:
-    return FusedMLP.shapes(backbone) if isinstance(backbone, MLP) else FusedResNet.shapes(cast(ResNet18, backbone))
+    return CudaMLP.shapes(backbone) if isinstance(backbone, MLP) else CudaResNet.shapes(cast(ResNet18, backbone))
 
 
-def make_backbone(
-    backbone: Backbone, n_rows: int, parameters: Parameters, clip: float | None
-) -> FusedMLP | FusedResNet:
+def make_backbone(backbone: Backbone, n_rows: int, parameters: Parameters, clip: float | None) -> CudaMLP | CudaResNet:
     if isinstance(backbone, MLP):
-        return FusedMLP(backbone, n_rows, parameters, BACKBONE, clip)
+        return CudaMLP(backbone, n_rows, parameters, BACKBONE, clip)
     half = parameters.half
-    return FusedResNet(
+    return CudaResNet(
         cast(ResNet18, backbone), half.shape[0], n_rows, half.device, half.dtype, parameters, BACKBONE, clip
     )
 
 
-class FusedLoop:
+class CudaLoop:
     """See `loops.Loop`."""
 
-    def __init__(self, jobs: Sequence[Job], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, jobs: Sequence[DrawnJob], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         job, k = jobs[0], len(jobs)
-        network, recipe = job.network, job.recipe
-        assert not isinstance(recipe, Rehearsal)
+        network = job.network
+        recipe: Drawn = job.recipe
         self.device, self.network, self.recipe = device, network, recipe
-        self.n_bytes = k * fused_bytes(job)
+        self.n_bytes = k * cuda_bytes(job)
         self.steps_per_epoch, self.n_images = job.steps_per_epoch, job.images.shape[0]
-        self.n_replay = 0 if job.replay is None else job.replay.shape[0]
+        self.n_replay = job.n_replay
         self.n_rows = n_rows(job)
         shapes = prefixed_shapes(BACKBONE, backbone_shapes(network.backbone))
         shapes |= prefixed_shapes(HEAD, head_shapes(network.head, network.backbone.n_features))
@@ -117,7 +116,7 @@ class FusedLoop:
             self.whole = torch.tensor([0.0, 1.0, 0.0, 1.0], device=device)  # a view that is the image
 
     @torch.no_grad()
-    def load(self, jobs: Sequence[Job]) -> None:
+    def load(self, jobs: Sequence[DrawnJob]) -> None:
         state = stack([{n: t.to(self.device) for n, t in j.state.items()} for j in jobs])
         mean, square = (stack([_moments(j, name, self.device) for j in jobs]) for name in ("mean", "square"))
         self.backbone.load(*(part(t, BACKBONE) for t in (state, mean, square)))
@@ -126,12 +125,12 @@ class FusedLoop:
         self.pool.copy_(joined_pool(jobs, self.device))
         for ours, values in (
             (self.keys, [j.seed for j in jobs]),
-            (self.start, [j.start for j in jobs]),
+            (self.start, [j.start if isinstance(j, ContrastiveJob) else 0 for j in jobs]),
             (self.before, [j.steps_before for j in jobs]),
         ):
             ours.copy_(torch.tensor(values, dtype=torch.int64))
         if isinstance(self.head, SupervisedHead):
-            self.head.labels.copy_(torch.stack([j.labels for j in jobs if j.labels is not None]))
+            self.head.labels.copy_(torch.stack([j.labels for j in jobs if isinstance(j, SupervisedJob)]))
         self.done.zero_()
 
     def advance(self, at_most: int) -> int:
@@ -175,9 +174,9 @@ class FusedLoop:
         steps = self.done + torch.arange(n, device=self.device)
         index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps).contiguous()
         self._make_views(index, steps)
-        rate = learning_rate(self.recipe, steps[:, None], self.steps_per_epoch, self.start).double()
+        lr = lr_at(self.recipe, steps[:, None], self.steps_per_epoch, self.start).double()
         t = (self.before + steps[:, None] + 1).double()
-        self.rates[:n, :, 0].copy_(rate / (1 - BETA1**t))
+        self.rates[:n, :, 0].copy_(lr / (1 - BETA1**t))
         self.rates[:n, :, 1].copy_((1 - BETA2**t).rsqrt())
         self.done += n
         return index
@@ -221,7 +220,7 @@ class FusedLoop:
     def _step(self, views: Tensor, rates: Tensor) -> None:
         self.head.forward(self.backbone.forward(views))
         d = self.head.backward(rates, self.beside, gated=self.backbone.gates_features)
-        if isinstance(self.backbone, FusedMLP):
+        if isinstance(self.backbone, CudaMLP):
             self.backbone.backward(d, rates, self.beside)
         else:
             self.backbone.backward(d, rates)
@@ -246,7 +245,7 @@ class FusedLoop:
         return graph
 
 
-def _moments(job: Job, which: str, device: torch.device) -> State:
+def _moments(job: DrawnJob, which: str, device: torch.device) -> State:
     """Adam's moments of a job, zeros where it begins."""
     if job.optimizer is not None:
         return {name: t.to(device) for name, t in part(job.optimizer, f"{which}.").items()}
@@ -270,7 +269,7 @@ def draw_views(views: Views, n_views: int, keys: Tensor, steps: Tensor) -> tuple
         views.flip,
         *(views.jitter or (0.0, 0.0, 0.0, 0.0)),
         views.jitter_probability,
-        STREAM=VIEWS,
+        STREAM=int(RandomStream.VIEWS),
         TRIES=TRIES,
         N_NUMBERS=views.n_numbers,
         JITTER=views.jitter is not None,

@@ -15,17 +15,16 @@ from torch import Tensor
 
 from purereplay.nets.loops.cuda import conv, conv_gradients, norms, pools, stem
 from purereplay.nets.loops.cuda.conv_gradients import Below, Projection
-from purereplay.nets.loops.cuda.layers import Block, Layer, aligned, plan_blocks, plan_stem
+from purereplay.nets.loops.cuda.layers import Block, Layer, aligned, block_specs, stem_spec
 from purereplay.nets.loops.cuda.parameters import Parameters
 from purereplay.nets.loops.cuda.shapes import Packing
 from purereplay.nets.loops.cuda.update import UPDATE_BLOCK, update
 from purereplay.nets.resnet import ResNet18
 
 State = dict[str, Tensor]
-OVERLAP = True  # weight gradients run on a second stream, beside the way back
 
 
-class FusedResNet:
+class CudaResNet:
     """K networks of one shape and their training step; the weights live in `parameters`, under `prefix` + name."""
 
     gates_features = False  # its features are means
@@ -45,12 +44,12 @@ class FusedResNet:
             raise ValueError("batch norm needs at least two views")
         self.backbone, self.parameters, self.prefix, self.clip = backbone, parameters, prefix, clip
         own = (k, n_views, device, dtype, parameters, prefix)
-        self.stem = Layer(plan_stem(backbone), *own)
+        self.stem = Layer(stem_spec(backbone), *own)
         self.pixel = Packing.of(self.stem.geometry).pixel  # channels of the images, padded
         self.layers, self.blocks = [self.stem], []
-        for plans in plan_blocks(backbone):
-            first, second = Layer(plans[0], *own), Layer(plans[1], *own)
-            projection = None if plans[2] is None else Layer(plans[2], *own)
+        for specs in block_specs(backbone):
+            first, second = Layer(specs[0], *own), Layer(specs[1], *own)
+            projection = None if specs[2] is None else Layer(specs[2], *own)
             hidden, out = torch.zeros_like(first.raw), torch.zeros_like(second.raw)
             self.blocks.append(Block(first, second, projection, hidden, out))
             self.layers += [first, second] if projection is None else [first, second, projection]
@@ -67,8 +66,8 @@ class FusedResNet:
         self.sums = torch.zeros(k, aligned(n_sums), device=device)
         self._lay_out_update(k, device)
         self.whole: State = {}  # weights of convolutions with unused taps, as they were loaded
-        self.images: Tensor | None = None
-        self.side = torch.cuda.Stream(device) if OVERLAP and device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.images: Tensor  # of the last forward pass
+        self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def _lay_out_update(self, k: int, device: torch.device) -> None:
         """Where each gradient's parts lie, and a row of `blocks` for each stretch of parameters that Adam updates."""
@@ -94,10 +93,10 @@ class FusedResNet:
     def shapes(backbone: ResNet18) -> dict[str, tuple[int, ...]]:
         """Every trained tensor and its shape here, by its name in `ResNet18.init`; unused taps are not among them."""
         shapes: dict[str, tuple[int, ...]] = {}
-        plans = [plan_stem(backbone), *(plan for block in plan_blocks(backbone) for plan in block if plan)]
-        for plan in plans:
-            shapes[f"{plan.conv}.weight"] = plan.shape()
-            shapes[f"{plan.norm}.weight"] = shapes[f"{plan.norm}.bias"] = (plan.geometry.n_out,)
+        specs = [stem_spec(backbone), *(spec for block in block_specs(backbone) for spec in block if spec)]
+        for spec in specs:
+            shapes[f"{spec.conv}.weight"] = spec.weight_shape()
+            shapes[f"{spec.norm}.weight"] = shapes[f"{spec.norm}.bias"] = (spec.geometry.n_out,)
         return shapes
 
     def load(
@@ -107,21 +106,21 @@ class FusedResNet:
         p = self.parameters
         for flat, source in ((p.weight, state), (p.mean, mean), (p.square, square)):
             for layer in self.layers:
-                plan = layer.plan
-                for name in (f"{plan.conv}.weight", f"{plan.norm}.weight", f"{plan.norm}.bias"):
+                spec = layer.spec
+                for name in (f"{spec.conv}.weight", f"{spec.norm}.weight", f"{spec.norm}.bias"):
                     view = p.view(flat, self.prefix + name)
                     if source is None:
                         view.zero_()
-                    elif name.startswith(plan.norm):
+                    elif name.startswith(spec.norm):
                         view.copy_(source[name])
                     else:
                         self._kernel_view(layer, view).copy_(self._used(layer, source[name]))
         for layer in self.layers:
-            name = f"{layer.plan.conv}.weight"
+            name = f"{layer.spec.conv}.weight"
             if self._used(layer, state[name]).shape != state[name].shape:
                 self.whole[name] = state[name].to(layer.raw.device, copy=True)
-            layer.running[:, 0].copy_(state[f"{layer.plan.norm}.running_mean"])
-            layer.running[:, 1].copy_(state[f"{layer.plan.norm}.running_var"])
+            layer.running[:, 0].copy_(state[f"{layer.spec.norm}.running_mean"])
+            layer.running[:, 1].copy_(state[f"{layer.spec.norm}.running_var"])
         p.settle()
 
     def read(self) -> tuple[State, State, State]:
@@ -131,19 +130,19 @@ class FusedResNet:
         mean: State = {}
         square: State = {}
         for layer in self.layers:
-            plan = layer.plan
+            spec = layer.spec
             for flat, target in ((p.weight, state), (p.mean, mean), (p.square, square)):
-                name = f"{plan.conv}.weight"
+                name = f"{spec.conv}.weight"
                 used = self._kernel_view(layer, p.view(flat, self.prefix + name))
                 if name in self.whole:
                     target[name] = self.whole[name].clone() if target is state else torch.zeros_like(self.whole[name])
                     self._used(layer, target[name]).copy_(used)
                 else:
                     target[name] = used.clone(memory_format=torch.contiguous_format)
-                for name in (f"{plan.norm}.weight", f"{plan.norm}.bias"):
+                for name in (f"{spec.norm}.weight", f"{spec.norm}.bias"):
                     target[name] = p.view(flat, self.prefix + name).clone()
-            state[f"{plan.norm}.running_mean"] = layer.running[:, 0].clone()
-            state[f"{plan.norm}.running_var"] = layer.running[:, 1].clone()
+            state[f"{spec.norm}.running_mean"] = layer.running[:, 0].clone()
+            state[f"{spec.norm}.running_var"] = layer.running[:, 1].clone()
         return state, mean, square
 
     @staticmethod
@@ -156,7 +155,7 @@ class FusedResNet:
     def _kernel_view(layer: Layer, view: Tensor) -> Tensor:
         """A weight as it is stored here, seen as (K, out, in, height, width)."""
         g = layer.geometry
-        if layer.plan.is_stem:
+        if layer.spec.is_stem:
             packing = Packing.of(g)
             view = view.view(-1, g.kernel, packing.span, packing.pixel, g.n_out)
             view = view[:, :, packing.lead : packing.lead + g.kernel, : g.n_in]
@@ -195,7 +194,7 @@ class FusedResNet:
         return self.features
 
     def _convolve(self, layer: Layer, x: Tensor) -> None:
-        launch = stem.stem_forward if layer.plan.is_stem else conv.forward
+        launch = stem.stem_forward if layer.spec.is_stem else conv.forward
         p = self.parameters
         n_tiles = launch(layer.geometry, layer.tiles, x, p.half, layer.offset, layer.raw, self.sums)
         norms.statistics(
@@ -212,7 +211,8 @@ class FusedResNet:
 
     def backward(self, d_features: Tensor, rates: Tensor) -> None:
         """From the features' gradient to Adam's step of everything trained; rates (K, 2) as `kernels.adam` has them."""
-        assert self.images is not None and d_features.is_contiguous()
+        if not d_features.is_contiguous():
+            raise ValueError("the gradient of the features must be contiguous")
         g, other, between = self.gradients
         n_tiles = pools.mean_pool_gradient(
             d_features, self._shaped(g, self.blocks[-1].out), self.sums, self.blocks[-1].below()
@@ -287,7 +287,7 @@ class FusedResNet:
         )
 
     def _weight_gradient(self, layer: Layer, x: Tensor) -> None:
-        launch = stem.stem_gradient if layer.plan.is_stem else conv_gradients.weight_gradient
+        launch = stem.stem_gradient if layer.spec.is_stem else conv_gradients.weight_gradient
         launch(
             layer.geometry,
             layer.weight_tiles,

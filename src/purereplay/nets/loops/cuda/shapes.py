@@ -21,16 +21,11 @@ class Tiles:
     warps: int = 4
     stages: int = 3
     places: bool = False  # a tile's rows are one place of many images
-    narrow: bool = False  # read 8 bytes at a time: unlike 16 they go through the first-level cache, which taps share
     swap: bool = False  # compute the transposed tile: few channels make narrow products, many rows wide ones
     taps: int = 1  # of one program of a weight gradient: 1, or 3 of a kernel row
 
     def options(self) -> dict[str, int]:
         return {"num_warps": self.warps, "num_stages": self.stages}
-
-
-# (kind, channels in, channels out, output size, kernel) -> what measurements chose; kinds: as in `pick_tiles`
-TILES: dict[tuple[str, int, int, int, int], Tiles] = {}
 
 
 @dataclass(frozen=True)
@@ -86,13 +81,11 @@ def n_row_tiles(n: int, size: int, tiles: Tiles) -> int:
 
 
 def pick_tiles(kind: str, geometry: Geometry, n: int, dtype: torch.dtype) -> Tiles:
-    """Tile sizes from the shape of one network, unless TILES has them.
+    """Tile sizes from the shape of one network.
 
     Kinds: stem, stem_gradient, forward, data_gradient, weight_gradient.
     """
     g = geometry
-    if chosen := TILES.get((kind, g.n_in, g.n_out, g.size_out, g.kernel)):
-        return chosen
     stages = 2 if dtype == torch.float32 else 3
     if kind == "stem":
         return Tiles(fitting(n * g.size_out**2, 16, 128), fitting(g.n_out, 16, 64), 64, stages=stages, swap=True)

@@ -96,11 +96,6 @@ def clamp01(x):
 
 
 @triton.jit
-def blend(x, factor, rest):
-    return clamp01(factor * x + rest)
-
-
-@triton.jit
 def read_pixels(image, y0, y1, x0, x1, wy, wx, inside, WIDTH: tl.constexpr):
     """Bilinear samples of one channel of a uint8 image, in [0, 1]."""
     a = tl.load(image + y0 * WIDTH + x0, mask=inside, other=0).to(tl.float32)
