@@ -178,7 +178,7 @@ def filter_(
     from purereplay.report.filtering import filter_file
 
     small_class: SmallClass = "keep" if keep_small else "drop"
-    judge = SelfCenteredFilter(
+    sample_filter = SelfCenteredFilter(
         n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
     )
-    filter_file(features, out, judge, features=columns, labels=labels, ids=ids)
+    filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)

@@ -18,8 +18,8 @@ from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Report
 from purereplay.learners.spr import SPR
-from purereplay.memory.judged import Decisions, JudgedSamples
 from purereplay.memory.reservoir import Reservoir
+from purereplay.memory.verdict_log import VerdictLog, Verdicts
 from purereplay.nets.engine import drive
 from purereplay.nets.inference import Classifier, embed
 from purereplay.nets.networks import State, part, prefixed
@@ -60,7 +60,7 @@ class AuditedLearner:
         self.lookahead = lookahead  # full delayed buffers taken at once, whose experts may train side by side
         self.is_vectors = learner.delayed.dtype.is_floating_point
         self.scale: Scale | None = None  # of feature vectors, once known
-        self.judged = JudgedSamples()
+        self.judged = VerdictLog()
         shape, dtype = learner.image_shape, learner.delayed.dtype
         fits = max(200, _SAMPLE_BYTES // (math.prod(shape) * dtype.itemsize))
         self.sample = Reservoir(
@@ -125,7 +125,7 @@ class AuditedLearner:
         assert report.selected_mask is not None and int(report.index[0]) == self.judged.n
         number = torch.full_like(report.labels, report.buffer)
         self.judged.add(
-            Decisions(report.labels, report.clean_probability, report.centrality, number, report.selected_mask)
+            Verdicts(report.labels, report.clean_probability, report.centrality, number, report.selected_mask)
         )
         seed = derive_seed(self.learner.seed, "noise sample", report.buffer)
         self.sample.add(batch, torch.Generator().manual_seed(seed))

@@ -23,7 +23,7 @@ from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.directions import both, main_directions
 from purereplay.purify.incv import NoisyCrossValidation
 from purereplay.purify.patches import patch_features
-from purereplay.purify.self_centered import Verdict, judge_many
+from purereplay.purify.self_centered import Verdict, score_buffers
 
 Features = Literal["projection", "penultimate", "patches", "combined", "file"]
 Seeds = Callable[[str, int], int]  # of (what it is for, number of the buffer)
@@ -74,7 +74,7 @@ class Judging:
         else:
             rival: AreaUnderMargin | NoisyCrossValidation = f.aum if f.kind == "aum" else f.incv
             seeds = [seed(f.kind, w.number) for w in new]
-            verdicts = yield from rival.judge(self.network, [w.batch for w in new], n_classes, seeds)
+            verdicts = yield from rival.score(self.network, [w.batch for w in new], n_classes, seeds)
         for w, verdict in zip(new, verdicts, strict=True):
             w.centrality = verdict.centrality.to("cpu", copy=True)
             w.clean_probability = verdict.clean_probability.to("cpu", copy=True)
@@ -124,7 +124,7 @@ class Judging:
         if self.apart and len(new) > 1:
             return [self._self_centered([w], [own], seed)[0] for w, own in zip(new, features, strict=True)]
         f = self.filtering
-        return judge_many(
+        return score_buffers(
             features,
             [w.batch.labels for w in new],
             n_graphs=f.n_graphs,

@@ -1,13 +1,13 @@
-"""The Self-Centered filter on its own, for any number of samples: classes are judged a few at a time.
+"""Self-Centered filter as an estimator for any number of samples; classes are scored a few at a time.
 
-In: features (n, d) and given labels (n,), for example from a network of one's own. Out: a clean probability and a
-centrality for every sample (high = clean), as `self_centered.judge` gives them for one buffer. Large classes are judged
-in blocks, by the rule in `blocks`; so memory and time a sample are bounded whatever the classes are.
+In: features (n, d), for example of your own network, and given labels (n,). Out: a clean probability and a centrality
+per sample (high = clean), as `self_centered.score_samples` computes them for one buffer. Large classes are split into
+blocks (see `blocks`), which bounds memory and time per sample.
 
-Nothing a class gets depends on the other classes, on their order, or on the number of threads, to the last bit: every
-thread computes a batch of blocks alone, and random numbers are named by (seed, label, block, graph). A class that is
-one block gets what `judge` gives it. Within a class, the order of the samples matters as another seed does: it decides
-who gets which dice.
+The result of a class does not depend on other classes, their order, or the number of threads, to the last bit. Each
+thread computes a batch of blocks alone, and random numbers are named by (seed, label, block, graph). A class of one
+block gets exactly the result of `score_samples`. Within a class, the order of the samples decides which random numbers
+each of them gets, like a change of seed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from purereplay.purify.beta_mixture import Lookup as Posterior
 from purereplay.purify.beta_mixture import Scaling, SmallClass
 from purereplay.purify.blocks import Block, batches, cut
 from purereplay.purify.graph import name_of
-from purereplay.purify.self_centered import judge_many, members_of, select
+from purereplay.purify.self_centered import members_of, score_buffers, select
 
 Watch = Callable[[int, int], None]  # work done, of how much: in steps to which the time is proportional
 
@@ -83,7 +83,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self.n_jobs = n_jobs
 
     def fit(self, features: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, watch: Watch | None = None) -> Self:
-        """Judge features (n, d), real and finite, with given labels (n,) of any hashable kind, none of them missing.
+        """Score features (n, d), real and finite, with given labels (n,) of any hashable kind, none of them missing.
 
         Features stay in the type they come in (and a memory map on disk); what is computed is float64. `watch` is told
         how far it is.
@@ -95,7 +95,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         cuts = {label: cut(label, rows, self.block_size, int(self.seed)) for label, rows in members.items()}
         probability, centrality = np.empty(len(values)), np.empty(len(values))
         blocks = [block for own in cuts.values() for block in own]
-        converged = self._judge(blocks, values, probability, centrality, watch)
+        converged = self._score(blocks, values, probability, centrality, watch)
         self.clean_probability_, self.centrality_ = probability, centrality
         self.classes_ = _like(labels, list(members))
         self.class_sizes_ = np.array([len(rows) for rows in members.values()])
@@ -118,7 +118,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             mask[rows] = select(self.clean_probability_[rows], own)
         return mask
 
-    def _judge(
+    def _score(
         self,
         blocks: Sequence[Block],
         features: NDArray[Any],
@@ -128,8 +128,8 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     ) -> dict[Hashable, bool]:
         """Fill in probability and centrality (n,); say of which classes all fits converged."""
 
-        def judge_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
-            verdicts = judge_many(
+        def score_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
+            verdicts = score_buffers(
                 [features[block.rows] for block in batch],
                 [_repeated(block.label, len(block.rows)) for block in batch],
                 self.n_graphs,
@@ -153,7 +153,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             torch.set_num_threads(1)  # the pool's threads are born with it
             pool = ThreadPoolExecutor(self.n_jobs or min(n_before, _MAX_THREADS))
             try:
-                waiting = {pool.submit(judge_batch, batch): amount for batch, amount in work}
+                waiting = {pool.submit(score_batch, batch): amount for batch, amount in work}
                 for finished in as_completed(waiting):
                     for label, fine in finished.result():
                         converged[label] = converged.get(label, True) and fine

@@ -64,13 +64,13 @@ def clean_probability(
     posterior: Posterior = "exact",
     device: torch.device | str | None = None,
 ) -> Array:
-    """Probability of being clean of every sample, float64 (n,), high = clean: `judge` without its grounds."""
-    return judge(
+    """Probability of being clean of every sample, float64 (n,), high = clean: `score_samples` without its grounds."""
+    return score_samples(
         features, labels, n_graphs, seed, small_class=small_class, scaling=scaling, posterior=posterior, device=device
     ).clean_probability
 
 
-def judge(
+def score_samples(
     features: Array,
     labels: ArrayLike | Tensor,
     n_graphs: int | None = 5,
@@ -83,13 +83,13 @@ def judge(
     device: torch.device | str | None = None,
     max_entries: int = MAX_ENTRIES,
 ) -> Verdict[Array]:
-    """Judge a buffer: features (n, d), given labels (n,) of any hashable kind.
+    """Score the samples of a buffer: features (n, d), given labels (n,) of any hashable kind.
 
     `n_graphs` 0 or None is the non-stochastic filter. `small_class`, `scaling` and `posterior` (the mixture's `lookup`)
     are explained in `beta_mixture`. Results are of the features' kind and on their device; `device` is where to compute
     (default: there). `max_entries` bounds the memory, not the result.
     """
-    [verdict] = judge_many(
+    [verdict] = score_buffers(
         [features],
         [labels],
         n_graphs,
@@ -104,7 +104,7 @@ def judge(
     return verdict
 
 
-def judge_many(
+def score_buffers(
     features: Sequence[Array],
     labels: Sequence[ArrayLike | Tensor],
     n_graphs: int | None,
@@ -117,7 +117,7 @@ def judge_many(
     device: torch.device | str | None = None,
     max_entries: int = MAX_ENTRIES,
 ) -> list[Verdict[Array]]:
-    """Judge many buffers in one go: `judge` of each of them, with a seed of its own.
+    """Score many buffers at once: `score_samples` of each of them, with a seed of its own.
 
     Forty buffers take about twice as many tensor operations as one, and on a GPU it is these that take the time.
     """
@@ -179,7 +179,7 @@ def _checked_features(
     """
     parts = [_matrix(own) for own in features]
     if len({part.shape[1] for part in parts}) > 1:
-        raise UserError("The features of buffers that are judged together must have one width.")
+        raise UserError("The features of buffers that are scored together must have one width.")
     device = parts[0].device if device is None else device
     values = torch.cat([part.to(device) for part in parts]).to(torch.float64)
     starts = [0, *accumulate(len(part) for part in parts)]

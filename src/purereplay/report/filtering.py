@@ -20,13 +20,13 @@ from purereplay.report.progress import duration, out, percent, progress_bars
 def filter_file(
     source: Path,
     destination: Path,
-    judge: SelfCenteredFilter,
+    sample_filter: SelfCenteredFilter,
     *,
     features: str | None = None,
     labels: str | None = None,
     ids: str | None = None,
 ) -> None:
-    """Judge the samples in `source`, write a row for each to `destination`, and show what came out.
+    """Score the samples in `source`, write a row for each to `destination`, and show what came out.
 
     `features`, `labels` and `ids` name arrays or columns, as in `read_features`.
     """
@@ -38,25 +38,27 @@ def filter_file(
         )
         n, d = table.features.shape
         bars.print(f"{n:,} samples with {d:,} features each")
-        judge.fit(table.features, table.labels, watch=timed_bar(bars, "judging"))
-        selected = judge.select()
+        sample_filter.fit(table.features, table.labels, watch=timed_bar(bars, "scoring"))
+        selected = sample_filter.select()
         bars.add_task(f"writing {destination.name}", total=None, what="")
         columns = {
             **({"id": table.ids} if table.ids is not None else {"row": np.arange(n)}),
             "label": table.labels,
-            "clean_probability": judge.clean_probability_,
-            "centrality": judge.centrality_,
+            "clean_probability": sample_filter.clean_probability_,
+            "centrality": sample_filter.centrality_,
             "selected": selected,
         }
         write_scores(destination, columns)
     shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    n_small = int((judge.class_sizes_ < MIN_SAMPLES).sum())
-    n_cut = int((judge.n_blocks_ > 1).sum())
-    small = f", {n_small:,} of them with fewer than {MIN_SAMPLES} samples ({judge.small_class})" if n_small else ""
-    shown.add_row("classes", f"{len(judge.classes_):,}{small}")
+    n_small = int((sample_filter.class_sizes_ < MIN_SAMPLES).sum())
+    n_cut = int((sample_filter.n_blocks_ > 1).sum())
+    small = (
+        f", {n_small:,} of them with fewer than {MIN_SAMPLES} samples ({sample_filter.small_class})" if n_small else ""
+    )
+    shown.add_row("classes", f"{len(sample_filter.classes_):,}{small}")
     if n_cut:
-        shown.add_row("", f"{n_cut:,} with more than {judge.block_size:,} samples, judged in blocks")
-    shown.add_row("mean clean probability", percent(float(judge.clean_probability_.mean())))
+        shown.add_row("", f"{n_cut:,} with more than {sample_filter.block_size:,} samples, scored in blocks")
+    shown.add_row("mean clean probability", percent(float(sample_filter.clean_probability_.mean())))
     shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
     shown.add_row("time", duration(time.monotonic() - started))
     out.print(shown)
