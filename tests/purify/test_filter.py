@@ -20,6 +20,7 @@ from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.blocks import Block, batches, cut
 from purereplay.purify.graph import padded_width
+from purereplay.purify.options import FilterOptions
 from purereplay.purify.self_centered import clean_probability, score_samples, select
 
 
@@ -46,7 +47,8 @@ def test_equals_score_samples_class_by_class(options: dict):
     assert (ours.n_blocks_ == 1).all() and ours.n_features_in_ == 16
     for i, label in enumerate(ours.classes_):
         own = labels == label
-        alone = score_samples(features[own], labels[own], **options)
+        chosen = {name: value for name, value in options.items() if name != "seed"}
+        alone = score_samples(features[own], labels[own], options.get("seed", 0), options=FilterOptions(**chosen))
         assert np.array_equal(ours.clean_probability_[own], alone.clean_probability)
         assert np.array_equal(ours.centrality_[own], alone.centrality)
         assert ours.converged_[i] == (all(alone.fits[0].converged) and all(alone.fits[0].central))

@@ -108,7 +108,7 @@ def test_wrong_labels_are_found_by_them():
     given = np.where(dice.random(600) < 0.4, dice.integers(0, 10, 600), truth)
     found = {}
     for name, features in (("patches", patch_features(images, 1)), ("pixels", images.flatten(1).float())):
-        probability = score_samples(features, torch.from_numpy(given), 5, 0).clean_probability
+        probability = score_samples(features, torch.from_numpy(given), 0).clean_probability
         found[name] = roc_auc_score(given == truth, probability)
     assert found["patches"] > 0.9, found
     assert found["patches"] > found["pixels"], found
@@ -123,7 +123,7 @@ def test_no_expert_is_trained():
     while one.queue[0].clean_probability is None:
         with pytest.raises(StopIteration):  # nothing is asked for
             next(one.work())
-    expected = score_samples(patch_features(images, one._seed("patches", 0)), labels, 5, one._seed("graphs", 0))
+    expected = score_samples(patch_features(images, one._seed("patches", 0)), labels, one._seed("graphs", 0))
     assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)
 
 

@@ -22,6 +22,7 @@ from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import FeatureViews, Views
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.incv import NoisyCrossValidation
+from purereplay.purify.options import FilterOptions
 
 
 def build_spr(
@@ -84,11 +85,13 @@ def make_filtering(s: SprSettings) -> Filtering:
     return Filtering(
         kind=s.filter,
         features=s.features,
-        n_graphs=s.graphs,
-        scaling=s.scaling,
-        posterior=s.posterior,
-        small_class=s.small_class,
-        mixture_steps=s.mixture_steps,
+        options=FilterOptions(
+            n_graphs=s.graphs,
+            small_class=s.small_class,
+            scaling=s.scaling,
+            posterior=s.posterior,
+            n_iter=s.mixture_steps,
+        ),
         aum=AreaUnderMargin(s.aum_epochs),
         incv=NoisyCrossValidation(s.incv_rounds, s.incv_epochs),
     )

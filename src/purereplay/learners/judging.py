@@ -22,6 +22,7 @@ from purereplay.nets.networks import Network, State
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.directions import both, main_directions
 from purereplay.purify.incv import NoisyCrossValidation
+from purereplay.purify.options import DEFAULTS, FilterOptions
 from purereplay.purify.patches import patch_features
 from purereplay.purify.self_centered import Verdict, score_buffers
 
@@ -35,11 +36,7 @@ class Filtering:
 
     kind: Literal["self-centered", "aum", "incv", "none"] = "self-centered"  # none: everything is taken to be clean
     features: Features = "projection"  # file: `Judging.brought`
-    n_graphs: int = 5  # E_max; 0: the non-stochastic filter
-    scaling: Literal["trimmed", "minmax"] = "trimmed"
-    posterior: Literal["exact", "table"] = "exact"
-    small_class: Literal["drop", "keep"] = "drop"
-    mixture_steps: int = 10  # of EM
+    options: FilterOptions = DEFAULTS  # of the Self-Centered filter
     aum: AreaUnderMargin = field(default_factory=AreaUnderMargin)
     incv: NoisyCrossValidation = field(default_factory=NoisyCrossValidation)
 
@@ -123,14 +120,5 @@ class Judging:
         """What the filter says of every buffer; it depends on nothing but the buffer and its features."""
         if self.apart and len(new) > 1:
             return [self._self_centered([w], [own], seed)[0] for w, own in zip(new, features, strict=True)]
-        f = self.filtering
-        return score_buffers(
-            features,
-            [w.batch.labels for w in new],
-            n_graphs=f.n_graphs,
-            seeds=[seed("graphs", w.number) for w in new],
-            small_class=f.small_class,
-            scaling=f.scaling,
-            posterior=f.posterior,
-            n_iter=f.mixture_steps,
-        )
+        seeds = [seed("graphs", w.number) for w in new]
+        return score_buffers(features, [w.batch.labels for w in new], seeds, options=self.filtering.options)

@@ -26,10 +26,9 @@ from torch import Tensor
 from purereplay.data.features import first_not_finite
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
-from purereplay.purify.beta_mixture import Lookup as Posterior
-from purereplay.purify.beta_mixture import Scaling, SmallClass
 from purereplay.purify.blocks import Block, batches, cut
 from purereplay.purify.graph import name_of
+from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass
 from purereplay.purify.self_centered import members_of, score_buffers, select
 
 Watch = Callable[[int, int], None]  # work done, of how much: in steps to which the time is proportional
@@ -64,13 +63,13 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def __init__(
         self,
         *,
-        n_graphs: int | None = 5,
+        n_graphs: int | None = DEFAULTS.n_graphs,
         seed: int = 0,
-        small_class: SmallClass = "drop",
-        scaling: Scaling = "trimmed",
-        posterior: Posterior = "exact",
-        n_iter: int = 10,
-        block_size: int = 2048,
+        small_class: SmallClass = DEFAULTS.small_class,
+        scaling: Scaling = DEFAULTS.scaling,
+        posterior: Posterior = DEFAULTS.posterior,
+        n_iter: int = DEFAULTS.n_iter,
+        block_size: int = BLOCK_SIZE,
         n_jobs: int | None = None,
     ) -> None:
         self.n_graphs = n_graphs
@@ -126,18 +125,21 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         centrality: NDArray[np.float64],
         watch: Watch | None,
     ) -> dict[Hashable, bool]:
-        """Fill in probability and centrality (n,); say of which classes all fits converged."""
+        """Fill in probability and centrality (n,); return for each class whether all its fits converged."""
+        options = FilterOptions(
+            n_graphs=int(self.n_graphs or 0),
+            small_class=self.small_class,
+            scaling=self.scaling,
+            posterior=self.posterior,
+            n_iter=self.n_iter,
+        )
 
         def score_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
             verdicts = score_buffers(
                 [features[block.rows] for block in batch],
                 [_repeated(block.label, len(block.rows)) for block in batch],
-                self.n_graphs,
                 [block.seed for block in batch],
-                small_class=self.small_class,
-                scaling=self.scaling,
-                posterior=self.posterior,
-                n_iter=self.n_iter,
+                options=options,
                 max_entries=_ENTRIES,
             )
             for block, verdict in zip(batch, verdicts, strict=True):
@@ -145,7 +147,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             fits = [verdict.fits[0] for verdict in verdicts]
             return [(fit.label, all(fit.converged) and all(fit.central)) for fit in fits]
 
-        work = list(batches(blocks, int(self.n_graphs or 0), features.shape[1], _ENTRIES // 2))
+        work = list(batches(blocks, options.n_graphs, features.shape[1], _ENTRIES // 2))
         converged: dict[Hashable, bool] = {}
         done, total = 0, sum(amount for _, amount in work)
         with _ALONE:
