@@ -203,16 +203,16 @@ def test_leaves_the_number_of_threads_alone_and_says_how_far_it_is():
     features, labels, _ = samples(dict.fromkeys(range(12), 90))
     torch.set_num_threads(2)
     try:
-        heard: list[tuple[int, int]] = []
-        SelfCenteredFilter(n_graphs=200).fit(features, labels, watch=lambda *now: heard.append(now))
+        heard: list[tuple[str, int, int]] = []
+        SelfCenteredFilter(n_graphs=200).fit(features, labels, progress=lambda *now: heard.append(now))
         assert torch.get_num_threads() == 2 and threading.active_count() < 5
         with pytest.raises(UserError, match="n_graphs is -1"):
             SelfCenteredFilter(n_graphs=-1).fit(features, labels)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    done = [now for now, _ in heard]
-    assert len(heard) > 2 and done == sorted(done) and heard[-1] == (heard[0][1], heard[0][1])
+    done = [now for _, now, _ in heard]
+    assert len(heard) > 2 and done == sorted(done) and heard[-1] == ("scoring", heard[0][2], heard[0][2])
 
 
 def test_batches_are_bounded_and_hold_every_block_once():

@@ -13,7 +13,7 @@ each of them gets, like a change of seed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Self
 
@@ -24,14 +24,13 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from purereplay.data.features import first_not_finite
+from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.blocks import Block, batches, cut
 from purereplay.purify.graph import name_of
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass
 from purereplay.purify.self_centered import members_of, score_buffers, select
-
-Watch = Callable[[int, int], None]  # work done, of how much: in steps to which the time is proportional
 
 _ENTRIES = 2**23  # of graphs that a thread holds at once (64 MiB); a single larger graph is still built whole
 _MAX_THREADS = 8  # unless asked for more: each needs about 0.2 GB at blocks of 2,048
@@ -81,11 +80,13 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self.block_size = block_size
         self.n_jobs = n_jobs
 
-    def fit(self, features: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, watch: Watch | None = None) -> Self:
+    def fit(
+        self, features: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, progress: Progress | None = None
+    ) -> Self:
         """Score features (n, d), real and finite, with given labels (n,) of any hashable kind, none of them missing.
 
-        Features stay in the type they come in (and a memory map on disk); what is computed is float64. `watch` is told
-        how far it is.
+        Features stay in the type they come in (and a memory map on disk); what is computed is float64. `progress`
+        is called after every batch of blocks.
         """
         if self.n_jobs is not None and self.n_jobs < 1:
             raise UserError(f"n_jobs is {self.n_jobs}, but must be at least 1.")
@@ -94,7 +95,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         cuts = {label: cut(label, rows, self.block_size, int(self.seed)) for label, rows in members.items()}
         probability, centrality = np.empty(len(values)), np.empty(len(values))
         blocks = [block for own in cuts.values() for block in own]
-        converged = self._score(blocks, values, probability, centrality, watch)
+        converged = self._score(blocks, values, probability, centrality, progress)
         self.clean_probability_, self.centrality_ = probability, centrality
         self.classes_ = _like(labels, list(members))
         self.class_sizes_ = np.array([len(rows) for rows in members.values()])
@@ -123,7 +124,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         features: NDArray[Any],
         probability: NDArray[np.float64],
         centrality: NDArray[np.float64],
-        watch: Watch | None,
+        progress: Progress | None,
     ) -> dict[Hashable, bool]:
         """Fill in probability and centrality (n,); return for each class whether all its fits converged."""
         options = FilterOptions(
@@ -160,8 +161,8 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
                     for label, fine in finished.result():
                         converged[label] = converged.get(label, True) and fine
                     done += waiting[finished]
-                    if watch:
-                        watch(done, total)
+                    if progress:
+                        progress("scoring", done, total)
             finally:
                 pool.shutdown(cancel_futures=True)
                 torch.set_num_threads(n_before)

@@ -11,7 +11,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from purereplay.data.download import Progress as DownloadProgress
+from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
@@ -124,7 +124,7 @@ def progress_bars(*, disable: bool = False) -> Progress:
     return Progress(*columns, console=out, transient=True, disable=disable)
 
 
-def download_bars(bars: Progress) -> DownloadProgress:
+def download_bars(bars: Progress) -> ProgressCallback:
     """A bar for everything that is fetched or decoded; what is counted may be bytes or images."""
     tasks: dict[str, TaskID] = {}
 
