@@ -47,7 +47,7 @@ def test_features_in_probabilities_out(tmp_path: Path):
     done = run(tmp_path / "features.npz", "--out", tmp_path / "scores.csv", "--seed", "3", "--block-size", "40")
     assert done.returncode == 0, done.stderr
     assert "300 samples with 8 features each" in done.stdout and "scores.csv" in done.stdout
-    assert "5, 1 of them with fewer than 4 samples (drop)" in done.stdout and "judged in blocks" in done.stdout
+    assert "5, 1 of them with fewer than 4 samples (drop)" in done.stdout and "scored in blocks" in done.stdout
     expected = SelfCenteredFilter(seed=3, block_size=40).fit(features, labels)
     rows = rows_of(tmp_path / "scores.csv")
     assert list(rows[0]) == ["row", "label", "clean_probability", "centrality", "selected"]

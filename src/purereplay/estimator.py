@@ -26,8 +26,9 @@ from purereplay.data.arrays import Shape, as_given, describe, is_vectors, read_s
 from purereplay.data.files import write_whole
 from purereplay.data.labels import LabelBook, in_order, label_array, label_from_json, label_to_json, read_labels
 from purereplay.data.names import Name, SampleNames
+from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, UserError
-from purereplay.evaluate.checkpoint import packed, read_packed
+from purereplay.evaluate.settings import pick_device, pick_precision
 from purereplay.learners.audited import AuditedLearner
 from purereplay.learners.build import build_spr
 from purereplay.learners.options import from_json
@@ -214,13 +215,13 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         facts["labels"] = [label_to_json(label) for label in facts["labels"]]
         if isinstance(facts["params"]["random_state"], np.random.RandomState):
             facts["params"]["random_state"] = facts["seed"]
-        write_whole(Path(path), packed(tensors, {"format": FORMAT, **facts})[0])
+        write_whole(Path(path), pack_tensors(tensors, {"format": FORMAT, **facts})[0])
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """What `save` wrote."""
         try:
-            tensors, facts, _ = read_packed(Path(path))
+            tensors, facts, _ = unpack_tensors(Path(path))
         except ValueError as error:
             raise UserError(f"{path} {error}.") from error
         if facts.get("format") != FORMAT:

@@ -12,7 +12,7 @@ from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import RunSettings, resolve
 from purereplay.learners.build import make_spr
-from purereplay.purify.self_centered import judge
+from purereplay.purify.self_centered import score_samples
 
 SHORT = {"base_epochs": "2", "finetune_epochs": "2", "hidden": "16"}
 
@@ -36,7 +36,7 @@ def test_no_expert_is_trained_and_the_filter_sees_those_features(pixels, tmp_pat
     reports = experiment.learner.observe(experiment.stream.batch(0, 100))
     index, labels = reports[0].index, reports[0].labels
     features = torch.from_numpy(np.load(pixels)["features"])[index]
-    expected = judge(features, labels, 5, experiment.learner._seed("graphs", 0)).clean_probability
+    expected = score_samples(features, labels, experiment.learner._seed("graphs", 0)).clean_probability
     assert torch.equal(reports[0].clean_probability, expected.cpu()) and reports[0].expert_loss is None
     result = prepare(chosen, tmp_path / "whole").go()
     assert "expert" not in result["steps"] and result["filtered_noise"] > 0.3  # digits are told apart by their pixels

@@ -18,7 +18,7 @@ from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.nets.lockstep import drive
-from purereplay.purify.self_centered import judge
+from purereplay.purify.self_centered import score_samples
 
 CPU = torch.device("cpu")
 TINY = SprSettings(
@@ -134,7 +134,7 @@ def test_buffers_judged_together_are_judged_as_if_alone(stream):
         work.send(trained)
     for number, (waiting, job, expert) in enumerate(zip(ours.queue, jobs, trained, strict=True)):
         features = embed(ours.network, expert.state, job.images)
-        verdict = judge(features, waiting.batch.labels, 5, derive_seed(0, "graphs", number))
+        verdict = score_samples(features, waiting.batch.labels, derive_seed(0, "graphs", number))
         assert torch.equal(waiting.clean_probability, verdict.clean_probability)
         assert torch.equal(waiting.centrality, verdict.centrality) and waiting.expert_loss == expert.loss
         assert not any("features" in name for name in waiting.state())

@@ -13,7 +13,7 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.directions import both, main_directions
 from purereplay.purify.patches import patch_features
-from purereplay.purify.self_centered import judge
+from purereplay.purify.self_centered import score_samples
 
 
 def similarity(features: torch.Tensor) -> torch.Tensor:
@@ -70,5 +70,5 @@ def test_a_run_may_compare_experts_and_patches_at_once():
         work.send([trained])
     projected = embed(one.network, trained.state, images)
     features = both(main_directions(projected), patch_features(images, one._seed("patches", 0)))
-    expected = judge(features, labels, 5, one._seed("graphs", 0))
+    expected = score_samples(features, labels, one._seed("graphs", 0))
     assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)

@@ -1,4 +1,4 @@
-"""The filter on its own: against `judge` class by class, its block rule, who may influence whom, and its memory."""
+"""SelfCenteredFilter: equality with `score_samples` per class, block rule, independence of classes, memory."""
 
 import subprocess
 import sys
@@ -20,7 +20,8 @@ from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.blocks import Block, batches, cut
 from purereplay.purify.graph import padded_width
-from purereplay.purify.self_centered import clean_probability, judge, select
+from purereplay.purify.options import FilterOptions
+from purereplay.purify.self_centered import clean_probability, score_samples, select
 
 
 def samples(sizes: dict, n_features: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -39,20 +40,21 @@ SIZES = {0: 40, 1: 200, 2: 3, 3: 41, 4: 150, 5: 1}
 
 
 @pytest.mark.parametrize("options", [{}, {"n_graphs": 0}, {"small_class": "keep", "scaling": "minmax", "seed": 3}])
-def test_equals_judge_class_by_class(options: dict):
+def test_equals_score_samples_class_by_class(options: dict):
     features, labels, _ = samples(SIZES)
     ours = SelfCenteredFilter(**options).fit(features, labels)
     assert ours.classes_.tolist() == list(SIZES) and ours.class_sizes_.tolist() == list(SIZES.values())
     assert (ours.n_blocks_ == 1).all() and ours.n_features_in_ == 16
     for i, label in enumerate(ours.classes_):
         own = labels == label
-        alone = judge(features[own], labels[own], **options)
+        chosen = {name: value for name, value in options.items() if name != "seed"}
+        alone = score_samples(features[own], labels[own], options.get("seed", 0), options=FilterOptions(**chosen))
         assert np.array_equal(ours.clean_probability_[own], alone.clean_probability)
         assert np.array_equal(ours.centrality_[own], alone.centrality)
         assert ours.converged_[i] == (all(alone.fits[0].converged) and all(alone.fits[0].central))
 
 
-def test_blocks_are_judged_as_classes_of_their_own():
+def test_blocks_are_scored_as_classes_of_their_own():
     features, labels, _ = samples({"a": 50, "b": 131})
     ours = SelfCenteredFilter(block_size=60, seed=4, n_graphs=3).fit(features, labels)
     assert ours.n_blocks_.tolist() == [1, 3]
@@ -201,16 +203,16 @@ def test_leaves_the_number_of_threads_alone_and_says_how_far_it_is():
     features, labels, _ = samples(dict.fromkeys(range(12), 90))
     torch.set_num_threads(2)
     try:
-        heard: list[tuple[int, int]] = []
-        SelfCenteredFilter(n_graphs=200).fit(features, labels, watch=lambda *now: heard.append(now))
+        heard: list[tuple[str, int, int]] = []
+        SelfCenteredFilter(n_graphs=200).fit(features, labels, progress=lambda *now: heard.append(now))
         assert torch.get_num_threads() == 2 and threading.active_count() < 5
         with pytest.raises(UserError, match="n_graphs is -1"):
             SelfCenteredFilter(n_graphs=-1).fit(features, labels)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    done = [now for now, _ in heard]
-    assert len(heard) > 2 and done == sorted(done) and heard[-1] == (heard[0][1], heard[0][1])
+    done = [now for _, now, _ in heard]
+    assert len(heard) > 2 and done == sorted(done) and heard[-1] == ("scoring", heard[0][2], heard[0][2])
 
 
 def test_batches_are_bounded_and_hold_every_block_once():
@@ -277,7 +279,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the unit of ru_maxrss is another")
 def test_memory_does_not_grow_with_the_number_of_classes():
-    # 60 classes of 700 with 2 graphs; measured: 0.15 GiB, and 0.91 GiB when all classes are judged at once
+    # 60 classes of 700 with 2 graphs; measured: 0.15 GiB, and 0.91 GiB when all classes are scored at once
     out = subprocess.run([sys.executable, "-c", PEAK, "42000", "60", "128"], capture_output=True, text=True, check=True)
     assert float(out.stdout) < 0.4
 

@@ -17,7 +17,7 @@ from purereplay.learners.settings import own_settings, preset_settings
 from purereplay.nets.engine import Engine
 from purereplay.purify import patches
 from purereplay.purify.patches import patch_features
-from purereplay.purify.self_centered import judge
+from purereplay.purify.self_centered import score_samples
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -108,7 +108,7 @@ def test_wrong_labels_are_found_by_them():
     given = np.where(dice.random(600) < 0.4, dice.integers(0, 10, 600), truth)
     found = {}
     for name, features in (("patches", patch_features(images, 1)), ("pixels", images.flatten(1).float())):
-        probability = judge(features, torch.from_numpy(given), 5, 0).clean_probability
+        probability = score_samples(features, torch.from_numpy(given), 0).clean_probability
         found[name] = roc_auc_score(given == truth, probability)
     assert found["patches"] > 0.9, found
     assert found["patches"] > found["pixels"], found
@@ -123,7 +123,7 @@ def test_no_expert_is_trained():
     while one.queue[0].clean_probability is None:
         with pytest.raises(StopIteration):  # nothing is asked for
             next(one.work())
-    expected = judge(patch_features(images, one._seed("patches", 0)), labels, 5, one._seed("graphs", 0))
+    expected = score_samples(patch_features(images, one._seed("patches", 0)), labels, one._seed("graphs", 0))
     assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)
 
 
@@ -137,7 +137,7 @@ def test_vectors_have_no_patches(features):
     assert make_spr((1, 8, 8), 2, features=features).judging.filtering.features == features
 
 
-def test_the_daily_preset_judges_images_by_patches_unless_somebody_asks_for_experts():
+def test_the_daily_preset_scores_images_by_patches_unless_somebody_asks_for_experts():
     images = (1, 8, 8)
     assert own_settings("daily", {}, images).features == "patches"
     assert own_settings("daily", {"expert_epochs": 5}, images).features == "projection"

@@ -38,7 +38,7 @@ def buffer(n: int = 60, wrong: float = 0.3, seed: int = 0, classes: int = 2) -> 
 @every_filter
 def test_most_wrong_labels_are_found_and_most_right_ones_kept(kind):
     batch, noisy = buffer()
-    [verdict] = drive(FILTERS[kind].judge(NETWORK, [batch], 4, [1]), Engine(CPU))
+    [verdict] = drive(FILTERS[kind].score(NETWORK, [batch], 4, [1]), Engine(CPU))
     clean = verdict.clean_probability
     assert set(clean.tolist()) <= {0.0, 1.0}
     assert clean[~noisy].mean() > 0.6 and clean[noisy].mean() < 0.3
@@ -48,9 +48,9 @@ def test_most_wrong_labels_are_found_and_most_right_ones_kept(kind):
 @every_filter
 def test_a_buffers_verdict_does_not_depend_on_the_others(kind):
     filtering, (one, _), (other, _) = FILTERS[kind], buffer(seed=1), buffer(seed=2)
-    [alone] = drive(filtering.judge(NETWORK, [one], 4, [5]), Engine(CPU))
-    beside = drive(filtering.judge(NETWORK, [other, one], 4, [6, 5]), Engine(CPU))[1]
-    again = drive(filtering.judge(NETWORK, [one], 4, [5]), Engine(CPU))[0]
+    [alone] = drive(filtering.score(NETWORK, [one], 4, [5]), Engine(CPU))
+    beside = drive(filtering.score(NETWORK, [other, one], 4, [6, 5]), Engine(CPU))[1]
+    again = drive(filtering.score(NETWORK, [one], 4, [5]), Engine(CPU))[0]
     assert torch.equal(alone.clean_probability, again.clean_probability)
     assert torch.equal(alone.centrality, again.centrality)
     assert torch.equal(alone.clean_probability, beside.clean_probability)
@@ -59,9 +59,9 @@ def test_a_buffers_verdict_does_not_depend_on_the_others(kind):
 
 @every_filter
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_tiny_buffers_are_judged_too(kind, n):
+def test_tiny_buffers_are_scored_too(kind, n):
     batch, _ = buffer(n)
-    [verdict] = drive(replace(FILTERS[kind], epochs=2).judge(NETWORK, [batch], 4, [0]), Engine(CPU))
+    [verdict] = drive(replace(FILTERS[kind], epochs=2).score(NETWORK, [batch], 4, [0]), Engine(CPU))
     assert verdict.clean_probability.shape == (n,) and verdict.clean_probability.isfinite().all()
 
 
@@ -69,7 +69,7 @@ def test_tiny_buffers_are_judged_too(kind, n):
 def test_steps_are_counted_before_they_are_made(kind):
     batch, _ = buffer()
     steps = 0
-    work = FILTERS[kind].judge(NETWORK, [batch], 4, [0])
+    work = FILTERS[kind].score(NETWORK, [batch], 4, [0])
     try:
         jobs = next(work)
         while True:

@@ -9,8 +9,9 @@ from sklearn.datasets import load_digits
 
 from purereplay.errors import UserError
 from purereplay.purify.beta_mixture import BetaMixture
-from purereplay.purify.graph import FLOOR, graph_slices, group_by_size
-from purereplay.purify.self_centered import Verdict, clean_probability, judge, judge_many, select
+from purereplay.purify.graph import FLOOR, MAX_ENTRIES, graph_slices, group_by_size
+from purereplay.purify.options import FilterOptions
+from purereplay.purify.self_centered import Verdict, clean_probability, score_buffers, score_samples, select
 
 
 def buffer(n: int = 90, n_labels: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -38,7 +39,7 @@ def test_equals_a_plain_loop_over_labels_and_graphs(n_graphs: int):
             scores = np.abs(np.linalg.eigh(graph)[1][:, -1])
             expected[rows] += BetaMixture().fit(scores).posterior(scores) / len(graphs)
             central[rows] += scores * np.sqrt(len(rows)) / len(graphs)
-    verdict = judge(features, labels, n_graphs, 7)
+    verdict = score_samples(features, labels, 7, options=FilterOptions(n_graphs=n_graphs))
     assert np.allclose(verdict.clean_probability, expected, atol=1e-7)
     assert np.allclose(verdict.centrality, central, atol=1e-7)
     assert np.array_equal(clean_probability(features, labels, n_graphs, 7), verdict.clean_probability)
@@ -77,7 +78,7 @@ def test_both_filters_tell_a_cluster_from_scatter():
         assert probability[clean].mean() - probability[~clean].mean() > 0.7
 
 
-def test_a_label_is_judged_alone():
+def test_a_label_is_scored_alone():
     features, labels, _ = buffer(200, 4)
     whole = clean_probability(features, labels)
     for label in range(4):
@@ -98,24 +99,30 @@ def assert_same_bits(a: Verdict, b: Verdict) -> None:
         assert ours[:5] == theirs[:5] and all(map(np.array_equal, ours[5:], theirs[5:]))
 
 
-@pytest.mark.parametrize("options", [{}, {"max_entries": 2**16}, {"scaling": "minmax", "posterior": "table"}], ids=str)
+@pytest.mark.parametrize(
+    ("chosen", "max_entries"),
+    [({}, MAX_ENTRIES), ({}, 2**16), ({"scaling": "minmax", "posterior": "table"}, MAX_ENTRIES)],
+    ids=str,
+)
 @pytest.mark.parametrize("n_graphs", [0, 5])
-def test_many_at_once_are_judged_as_one_by_one(n_graphs: int, options: dict):
+def test_many_at_once_are_scored_as_one_by_one(n_graphs: int, chosen: dict, max_entries: int):
     # to the bit, as the tests compute with one thread; of several threads, who adds up what depends on the batch's size
     buffers = many_buffers()
     seeds = [3, *range(len(buffers) - 1)]
-    together = judge_many([f for f, _ in buffers], [y for _, y in buffers], n_graphs, seeds, **options)
+    common = {"options": FilterOptions(n_graphs=n_graphs, **chosen), "max_entries": max_entries}
+    together = score_buffers([f for f, _ in buffers], [y for _, y in buffers], seeds, **common)
     for (features, labels), seed, verdict in zip(buffers, seeds, together, strict=True):
-        assert_same_bits(verdict, judge(features, labels, n_graphs, seed, **options))
+        assert_same_bits(verdict, score_samples(features, labels, seed, **common))
 
 
 def test_many_at_once_agree_closely_with_two_threads():
     buffers = many_buffers(1)
     torch.set_num_threads(2)
     try:
-        together = judge_many([f for f, _ in buffers], [y for _, y in buffers], 0, [0] * len(buffers))
+        options = FilterOptions(n_graphs=0)
+        together = score_buffers([f for f, _ in buffers], [y for _, y in buffers], [0] * len(buffers), options=options)
         for (features, labels), verdict in zip(buffers, together, strict=True):
-            alone = judge(features, labels, 0)
+            alone = score_samples(features, labels, options=options)
             assert np.allclose(verdict.clean_probability, alone.clean_probability, rtol=0, atol=1e-11)
     finally:
         torch.set_num_threads(1)
@@ -123,10 +130,10 @@ def test_many_at_once_agree_closely_with_two_threads():
 
 def test_many_answer_in_kind_and_none_is_no_trouble():
     features, labels, _ = buffer()
-    verdicts = judge_many([torch.from_numpy(features).float()] * 2, [labels, torch.from_numpy(labels)], 5, [1, 1])
+    verdicts = score_buffers([torch.from_numpy(features).float()] * 2, [labels, torch.from_numpy(labels)], [1, 1])
     assert all(isinstance(verdict.centrality, torch.Tensor) for verdict in verdicts)
     assert torch.equal(verdicts[0].clean_probability, verdicts[1].clean_probability)
-    assert judge_many([], [], 5, []) == []
+    assert score_buffers([], [], []) == []
 
 
 @pytest.mark.parametrize(
@@ -141,15 +148,16 @@ def test_many_answer_in_kind_and_none_is_no_trouble():
 )
 def test_bad_input_among_many_is_one_sentence(features, labels, seeds, words: str):
     with pytest.raises(UserError, match=words) as caught:
-        judge_many(features, labels, 5, seeds)
+        score_buffers(features, labels, seeds)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("n_graphs", [0, 5])
 def test_memory_bound_does_not_change_the_result(n_graphs: int):
     features, labels, _ = buffer(150, 2)
-    whole = judge(features, labels, n_graphs)
-    sliced = judge(features, labels, n_graphs, max_entries=1)
+    options = FilterOptions(n_graphs=n_graphs)
+    whole = score_samples(features, labels, options=options)
+    sliced = score_samples(features, labels, options=options, max_entries=1)
     assert_same_bits(whole, sliced)
 
 
@@ -174,8 +182,8 @@ def test_golden_numbers():
 
 def test_answers_in_kind():
     features, labels, _ = buffer()
-    as_numpy = judge(features, labels)
-    as_tensor = judge(torch.from_numpy(features).requires_grad_(), torch.from_numpy(labels))
+    as_numpy = score_samples(features, labels)
+    as_tensor = score_samples(torch.from_numpy(features).requires_grad_(), torch.from_numpy(labels))
     assert isinstance(as_numpy.clean_probability, np.ndarray) and isinstance(as_tensor.clean_probability, torch.Tensor)
     assert as_numpy.clean_probability.dtype == np.float64 and not as_tensor.clean_probability.requires_grad
     assert np.array_equal(as_numpy.clean_probability, as_tensor.clean_probability.numpy())
@@ -189,7 +197,7 @@ def test_answers_in_kind():
 def test_labels_may_be_any_names():
     features, labels, _ = buffer()
     names = np.array(["cat", "dog", "garfish"])[labels]
-    verdict = judge(features, names)
+    verdict = score_samples(features, names)
     assert [fit.label for fit in verdict.fits] == list(dict.fromkeys(names.tolist()))
     assert np.array_equal(clean_probability(features, names.astype(object)), verdict.clean_probability)
     mixed = np.array([(1, "a"), None, "dog"], dtype=object)[labels]
@@ -200,7 +208,7 @@ def test_verdict_reports_every_label():
     features, labels, _ = buffer(60, 2)
     features[labels == 1] = 1.0  # all the same: no spread
     labels[:2] = 9
-    verdict = judge(features, labels, 3, small_class="keep")
+    verdict = score_samples(features, labels, options=FilterOptions(n_graphs=3, small_class="keep"))
     fits = {fit.label: fit for fit in verdict.fits}
     assert {label: fit.n for label, fit in fits.items()} == {y: (labels == y).sum() for y in (0, 1, 9)}
     assert fits[0].rules == ("fitted",) * 3 and fits[1].rules == ("flat",) * 3 and fits[9].rules == ("small",) * 3
@@ -208,13 +216,14 @@ def test_verdict_reports_every_label():
     assert all(fits[0].central) and len(fits[0].converged) == 3 and not any(fits[1].converged)
     assert (verdict.clean_probability[labels != 0] == 0.5).all()
     assert np.allclose(verdict.centrality[labels == 1], 1.0)
-    assert (judge(features, labels, 3).clean_probability[labels == 9] == 0.0).all()
+    dropped = score_samples(features, labels, options=FilterOptions(n_graphs=3))
+    assert (dropped.clean_probability[labels == 9] == 0.0).all()
 
 
 def test_a_zero_feature_vector_is_just_not_central():
     features, labels, _ = buffer(60, 1)
     features[7] = 0.0
-    verdict = judge(features, labels)
+    verdict = score_samples(features, labels)
     assert np.isfinite(verdict.clean_probability).all()
     assert verdict.centrality.argmin() == 7 and verdict.clean_probability[7] == verdict.clean_probability.min()
 
@@ -226,9 +235,12 @@ def test_any_buffer_gets_probabilities(data: st.DataObject):
     values = st.sampled_from([0.0, 1.0, -1.0, 1e-300, 1e300, 0.5])
     features = np.array(data.draw(st.lists(values, min_size=n * d, max_size=n * d))).reshape(n, d)
     labels = np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
-    options = {"scaling": data.draw(st.sampled_from(["trimmed", "minmax"]))}
-    options["posterior"] = data.draw(st.sampled_from(["exact", "table"]))
-    verdict = judge(features, labels, data.draw(st.sampled_from([0, 1, 5])), **options)
+    options = FilterOptions(
+        n_graphs=data.draw(st.sampled_from([0, 1, 5])),
+        scaling=data.draw(st.sampled_from(["trimmed", "minmax"])),
+        posterior=data.draw(st.sampled_from(["exact", "table"])),
+    )
+    verdict = score_samples(features, labels, options=options)
     assert ((verdict.clean_probability >= 0) & (verdict.clean_probability <= 1)).all()
     assert np.isfinite(verdict.centrality).all()
 
@@ -289,7 +301,7 @@ def test_gpu_and_cpu_agree():
     on_gpu = clean_probability(torch.from_numpy(features).cuda(), torch.from_numpy(labels).cuda())
     assert on_gpu.is_cuda and np.allclose(on_gpu.cpu(), on_cpu, atol=1e-7)
     buffers, seeds = many_buffers(), list(range(10))
-    together = judge_many([torch.from_numpy(f).cuda() for f, _ in buffers], [y for _, y in buffers], 5, seeds)
+    together = score_buffers([torch.from_numpy(f).cuda() for f, _ in buffers], [y for _, y in buffers], seeds)
     for (features, labels), seed, verdict in zip(buffers, seeds, together, strict=True):
         assert verdict.centrality.is_cuda
         assert np.allclose(verdict.clean_probability.cpu(), clean_probability(features, labels, 5, seed), atol=1e-7)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from purereplay.cli.app import Device, SetOption, app, overrides
-
-if TYPE_CHECKING:
-    from purereplay.purify.beta_mixture import SmallClass
+from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, SmallClass
 
 State = Annotated[Path, typer.Option("--state", help="Folder of the state, made by `learn`.")]
 
@@ -154,9 +152,13 @@ def filter_(
     ] = None,
     labels: Annotated[str | None, typer.Option(help="Array or column of labels (default: labels or label).")] = None,
     ids: Annotated[str | None, typer.Option(help="Array or column of names (default: ids or id, if there).")] = None,
-    graphs: Annotated[int, typer.Option(help="Random graphs a class; 0: the similarity graph itself.")] = 5,
+    graphs: Annotated[
+        int, typer.Option(help="Random graphs a class; 0: the similarity graph itself.")
+    ] = DEFAULTS.n_graphs,
     seed: Annotated[int, typer.Option(help="Fixes graphs, blocks and selection.")] = 0,
-    block_size: Annotated[int, typer.Option(help="Classes with more samples are judged in random blocks.")] = 2048,
+    block_size: Annotated[
+        int, typer.Option(help="Classes with more samples are split into random blocks.")
+    ] = BLOCK_SIZE,
     keep_small: Annotated[
         bool, typer.Option("--keep-small", help="Classes of fewer than 4 samples get 0.5 instead of 0.")
     ] = False,
@@ -177,8 +179,8 @@ def filter_(
     from purereplay.purify.filter import SelfCenteredFilter
     from purereplay.report.filtering import filter_file
 
-    small_class: SmallClass = "keep" if keep_small else "drop"
-    judge = SelfCenteredFilter(
+    small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
+    sample_filter = SelfCenteredFilter(
         n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
     )
-    filter_file(features, out, judge, features=columns, labels=labels, ids=ids)
+    filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)

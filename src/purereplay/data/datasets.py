@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from purereplay.data import loaders, official, sources, webvision
 from purereplay.data.catalogue import INFOS, DatasetInfo, info_for
-from purereplay.data.download import Progress
 from purereplay.data.loaders import Parts
 from purereplay.data.noise import corrupt
+from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.data.sources import Source
 from purereplay.errors import UserError

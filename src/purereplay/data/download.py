@@ -9,15 +9,13 @@ import http.client
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from purereplay.data.files import disk_errors, file_checksum, move_into_place, verify
+from purereplay.data.progress import Progress
 from purereplay.errors import UserError
-
-# progress(name, bytes or items done, how many in all or None where unknown)
-Progress = Callable[[str, int, int | None], None]
 
 _CHUNK = 1 << 18  # bytes
 _TIMEOUT = 30.0  # seconds without an answer or a byte

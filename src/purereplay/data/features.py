@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from purereplay.data.parquet import Columns, read_parquet
+from purereplay.data.progress import Progress
 from purereplay.errors import UserError
-
-Progress = Callable[[int, int], None]  # how much was read, of how much
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -168,7 +167,7 @@ def _read_csv(
                 ids += [row[name] for _, row in rows] if name is not None else []
                 lines += [line for line, _ in rows]
                 if progress:
-                    progress(raw.tell(), size)
+                    progress(path.name, raw.tell(), size)
         except csv.Error as error:
             raise UserError(f"Line {table.line_num} of {path} cannot be read: {error}.") from error
     found = np.concatenate(features) if features else np.empty((0, len(places)), np.float32)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 _ROWS = 8192  # converted at a time
@@ -32,7 +33,7 @@ def pyarrow_for(path: Path) -> Any:
 
 
 def read_parquet(
-    path: Path, choose: Callable[[list[str]], Columns], progress: Callable[[int, int], None] | None
+    path: Path, choose: Callable[[list[str]], Columns], progress: Progress | None
 ) -> tuple[NDArray[np.float32], list[Any], list[Any] | None]:
     """Features (n, d), labels and ids of the columns that `choose` picks from the names of all; nothing becomes NaN."""
     arrow = pyarrow_for(path)
@@ -55,7 +56,7 @@ def read_parquet(
                 labels += batch.column(columns.labels).to_pylist()
                 ids += batch.column(columns.ids).to_pylist() if columns.ids else []
                 if progress:
-                    progress(len(labels), n)
+                    progress(path.name, len(labels), n)
     except (arrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(f"{path} is cut off, damaged, or not a parquet file: {reason}.") from error

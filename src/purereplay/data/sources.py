@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from purereplay.data.download import DownloadFailed, Progress, download
+from purereplay.data.download import DownloadFailed, download
 from purereplay.data.files import alone, disk_errors, write_whole
+from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 

@@ -7,7 +7,7 @@ set, which only a judge who holds the truth can use.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -62,16 +62,6 @@ class Stream:
             labels=torch.from_numpy(self._labels[index]),
             index=torch.from_numpy(index),
         )
-
-    def batches(self, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        """Batches from sample `start` on; one that would cross the end of a task is cut short there."""
-        if batch_size < 1:
-            raise UserError(f"The batch size {batch_size} is not positive.")
-        for end in self.task_ends:
-            while start < end:
-                stop = min(start + batch_size, end)
-                yield self.batch(start, stop)
-                start = stop
 
     def fingerprint(self) -> str:
         """A short digest of order, labels, tasks and image shape: equal for a run and its resumption."""

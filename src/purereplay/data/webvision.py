@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from purereplay.data.catalogue import WEBVISION_CLASSES
-from purereplay.data.download import Progress
 from purereplay.data.files import alone, disk_errors, move_into_place
+from purereplay.data.progress import Progress
 from purereplay.data.sources import cache_root
 from purereplay.errors import UserError
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from purereplay.data import datasets
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import Dataset
-from purereplay.data.download import Progress
 from purereplay.data.episodes import tasks_for
 from purereplay.data.features import read_rows
+from purereplay.data.progress import Progress
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import RunSettings

@@ -18,8 +18,8 @@ from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
-from purereplay.memory.judged import Decisions, JudgedSamples
 from purereplay.memory.reservoir import Reservoir
+from purereplay.memory.verdict_log import VerdictLog, Verdicts
 from purereplay.nets.inference import Classifier, embed
 from purereplay.nets.lockstep import drive
 from purereplay.nets.networks import State, part, prefixed
@@ -61,7 +61,7 @@ class RecordedLearner:
         self.lookahead = lookahead  # full delayed buffers taken at once; their experts may train side by side
         self.is_vectors = learner.delayed.dtype.is_floating_point
         self.scale: Scale | None = None  # of feature vectors, once known
-        self.verdicts = JudgedSamples()
+        self.verdicts = VerdictLog()
         shape, dtype = learner.image_shape, learner.delayed.dtype
         fits = max(200, _SAMPLE_BYTES // (math.prod(shape) * dtype.itemsize))
         self.sample = Reservoir(
@@ -124,7 +124,7 @@ class RecordedLearner:
     def _record(self, report: FilterReport, batch: Batch) -> None:
         number = torch.full_like(report.labels, report.buffer)
         self.verdicts.add(
-            Decisions(report.labels, report.clean_probability, report.centrality, number, report.selected_mask)
+            Verdicts(report.labels, report.clean_probability, report.centrality, number, report.selected_mask)
         )
         seed = derive_seed(self.learner.seed, "noise sample", report.buffer)
         self.sample.add(batch, torch.Generator().manual_seed(seed))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from purereplay.data.files import write_whole
+from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
-from purereplay.evaluate.checkpoint import packed, read_packed
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Refused
 from purereplay.live.learning import load_learner, make_learner
@@ -53,7 +53,7 @@ def classifier_of(store: Store, current: Current, engine: Engine) -> Classifier 
     """The classifier; None where P holds nothing that it could be finetuned on."""
     kept = store.classifier_path(current)
     with suppress(ValueError):
-        saved = read_packed(kept)
+        saved = unpack_tensors(kept)
         assert store.settings is not None and store.settings.shape is not None
         network = make_learner(store.settings, engine).network
         state = {name: t.to(engine.device) for name, t in saved.tensors.items()}
@@ -63,7 +63,7 @@ def classifier_of(store: Store, current: Current, engine: Engine) -> Classifier 
         return None
     classifier = learner.classifier()
     with suppress(UserError):  # it is a matter of time only, and the folder may be somebody else's
-        write_whole(kept, packed(classifier.state, {"n_classes": learner.n_classes})[0])
+        write_whole(kept, pack_tensors(classifier.state, {"n_classes": learner.n_classes})[0])
     return classifier
 
 

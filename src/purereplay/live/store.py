@@ -25,8 +25,8 @@ from torch import Tensor
 
 from purereplay.data.batch import Batch
 from purereplay.data.files import disk_errors, held, write_whole
+from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
-from purereplay.evaluate.checkpoint import packed, read_packed
 from purereplay.learners.base import Report
 from purereplay.live import schema
 from purereplay.live.images import Pixels
@@ -212,7 +212,7 @@ class Store:
     def tensors(self, current: Current) -> dict[str, Tensor]:
         """The learner's state, checked."""
         try:
-            saved = read_packed(current.path)
+            saved = unpack_tensors(current.path)
         except ValueError as error:
             raise UserError(f"{current.path} {error}.") from None
         if saved.digest != current.digest:
@@ -223,7 +223,7 @@ class Store:
         self, tensors: dict[str, Tensor], taken: int, purified_index: Tensor, report: Report | None
     ) -> Current:
         """Keep a learner and what it decided; within a transaction. `tidy` follows once that is over."""
-        content, digest = packed(tensors, {"taken": taken})
+        content, digest = pack_tensors(tensors, {"taken": taken})
         path = self.folder / f"learner-{digest[:16]}.safetensors"
         write_whole(path, content)
         self.query("INSERT OR REPLACE INTO learner VALUES (0, ?, ?, ?)", [path.name, digest, taken])

@@ -1,4 +1,4 @@
-"""The delayed buffer D: holds the stream back until there is enough of it to be judged (paper, section 3)."""
+"""The delayed buffer D: holds the stream back until there is enough of it to be scored (paper, section 3)."""
 
 from __future__ import annotations
 

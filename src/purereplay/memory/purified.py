@@ -1,6 +1,6 @@
 """The purified buffer P: class-balanced, entered by clean probability, left by the lowest one first (section 3.2).
 
-All samples of a judged buffer are added in one go: those that are admitted join those that are held, everyone is
+All samples of a scored buffer are added in one go: those that are admitted join those that are held, everyone is
 ranked within its class by clean probability, and the best ranks of all classes stay. Keeping the first `capacity` of
 the order (rank, then probability) levels the classes and lets the lowest probability of the largest class go first.
 

@@ -4,7 +4,7 @@ A network is trained on the given labels. A sample's area under the margin is th
 logit of its label minus the largest other one: low where the others of its class speak against its label. A random
 1 / (c + 1) of the samples get a class of their own that nothing in the images stands for; the 99th percentile of
 *their* areas is the cut, above which a sample is clean. Two rounds with different such samples, so that everyone is
-judged. c counts the labels that the buffer holds, so that the extra class is as large as the others.
+scored. c counts the labels that the buffer holds, so that the extra class is as large as the others.
 
 In: images and given labels of delayed buffers. Out: a verdict for each, with probabilities 1 or 0 (high = clean) and
 the areas above the cut in the place of the centralities.
@@ -61,10 +61,10 @@ class AreaUnderMargin:
     weight_decay: float = 1e-4
 
     def n_steps(self, n: int) -> int:
-        """Training steps that judging a buffer of n takes."""
+        """Training steps that scoring a buffer of n takes."""
         return _ROUNDS * self.epochs * max(1, n // min(self.batch_size, n))
 
-    def judge(
+    def score(
         self, network: Network, buffers: Sequence[Batch], n_classes: int, seeds: Sequence[int]
     ) -> Asks[list[Verdict[Tensor]]]:
         """The verdict on every buffer; `network` without its head is what is trained."""

@@ -33,7 +33,7 @@ The rules for what a fit cannot do. NaN never leaves this module.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -42,12 +42,10 @@ from torch import Tensor
 
 from purereplay.errors import UserError
 from purereplay.purify.beta_em import Betas, expectation_maximisation, log_joint, logs, quantile, scale
-
-Scaling = Literal["trimmed", "minmax"]
-Lookup = Literal["exact", "table"]
-SmallClass = Literal["drop", "keep"]
+from purereplay.purify.options import DEFAULTS, Posterior, Scaling, SmallClass, check_choice
 
 MIN_SAMPLES = 4
+TOLERANCE = 1e-3  # on the last EM step's change of the mean log-likelihood
 RULES = ("fitted", "collapsed", "flat", "small")  # what was done with the scores; `Fits.rule` points into it
 _FITTED, _COLLAPSED, _FLAT, _SMALL = range(4)
 _N_BINS = 100
@@ -64,20 +62,19 @@ class Fits(NamedTuple):
     rule: Tensor  # int64 (R,): index into RULES
 
 
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise UserError unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise UserError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}.")
-
-
 def fit_mixtures(
-    scores: Tensor, mask: Tensor, *, scaling: Scaling = "trimmed", n_iter: int = 10, tolerance: float = 1e-3
+    scores: Tensor,
+    mask: Tensor,
+    *,
+    scaling: Scaling = DEFAULTS.scaling,
+    n_iter: int = DEFAULTS.n_iter,
+    tolerance: float = TOLERANCE,
 ) -> Fits:
     """R mixtures at once, of float64 scores (R, N) that are finite where `mask` (R, N), by the rules above.
 
     A fit has converged when its last EM step moved the mean log-likelihood by less than `tolerance`.
     """
-    check_choice("scaling", scaling, ("trimmed", "minmax"))
+    check_choice("scaling", scaling, get_args(Scaling))
     if n_iter < 1:
         raise UserError(f"n_iter is {n_iter}, but the mixture needs at least one step.")
     n_scores = mask.sum(1)
@@ -98,10 +95,16 @@ def fit_mixtures(
     return Fits(low, high, betas, (change < tolerance) & (rule == _FITTED), n_steps, rule)
 
 
-def read_posterior(fits: Fits, scores: Tensor, *, lookup: Lookup = "exact", small_class: SmallClass = "drop") -> Tensor:
+def read_posterior(
+    fits: Fits,
+    scores: Tensor,
+    *,
+    lookup: Posterior = DEFAULTS.posterior,
+    small_class: SmallClass = DEFAULTS.small_class,
+) -> Tensor:
     """Probability in [0, 1] that float64 scores (R, N) belong to the clean component of their fit (high = clean)."""
-    check_choice("small_class", small_class, ("drop", "keep"))
-    check_choice("lookup", lookup, ("exact", "table"))
+    check_choice("small_class", small_class, get_args(SmallClass))
+    check_choice("lookup", lookup, get_args(Posterior))
     x = scale(scores, fits.low, fits.high)
     if lookup == "exact":
         posterior = _clean_share(fits.betas, _hold_at_turn(fits.betas, x))
@@ -153,11 +156,11 @@ class BetaMixture:
     def __init__(
         self,
         *,
-        n_iter: int = 10,
-        tolerance: float = 1e-3,
-        scaling: Scaling = "trimmed",
-        lookup: Lookup = "exact",
-        small_class: SmallClass = "drop",
+        n_iter: int = DEFAULTS.n_iter,
+        tolerance: float = TOLERANCE,
+        scaling: Scaling = DEFAULTS.scaling,
+        lookup: Posterior = DEFAULTS.posterior,
+        small_class: SmallClass = DEFAULTS.small_class,
     ) -> None:
         self.n_iter = n_iter
         self.tolerance = tolerance

@@ -1,6 +1,6 @@
-"""Blocks: the samples that the filter compares with each other when a class is too large to be judged whole.
+"""Blocks: the samples that the filter compares with each other when a class is too large to be scored whole.
 
-In: the rows of a class. Out: blocks of them, and batches of blocks that are judged in one go (`filter`).
+In: the rows of a class. Out: blocks of them, and batches of blocks that are scored in one go (`filter`).
 
 A class of n samples costs n² operations and bytes a graph. **The block rule:** a class of up to `block_size` samples is
 one block. A larger one is cut into ⌈n / block_size⌉ blocks whose sizes differ by one at most: its samples are put in a
@@ -27,7 +27,7 @@ from purereplay.purify.graph import name_of, padded_width
 
 
 class Block(NamedTuple):
-    """Samples of one class that are judged together."""
+    """Samples of one class that are scored together."""
 
     label: Hashable
     rows: NDArray[np.int64]  # ascending
@@ -55,7 +55,7 @@ def batches(
     """Batches of blocks, each with its number of entries of graphs and features, to which its time is proportional.
 
     At most `max_entries` a batch, but at least one block. Large blocks come first, so that no thread is left with one
-    at the end; blocks of like size come together, as `judge_many` wants them.
+    at the end; blocks of like size come together, as `score_buffers` wants them.
     """
     batch: list[Block] = []
     total = 0

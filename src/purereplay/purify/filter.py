@@ -1,19 +1,19 @@
-"""The Self-Centered filter on its own, for any number of samples: classes are judged a few at a time.
+"""Self-Centered filter as an estimator for any number of samples; classes are scored a few at a time.
 
-In: features (n, d) and given labels (n,), for example from a network of one's own. Out: a clean probability and a
-centrality for every sample (high = clean), as `self_centered.judge` gives them for one buffer. Large classes are judged
-in blocks, by the rule in `blocks`; so memory and time a sample are bounded whatever the classes are.
+In: features (n, d), for example of your own network, and given labels (n,). Out: a clean probability and a centrality
+per sample (high = clean), as `self_centered.score_samples` computes them for one buffer. Large classes are split into
+blocks (see `blocks`), which bounds memory and time per sample.
 
-Nothing a class gets depends on the other classes, on their order, or on the number of threads, to the last bit: every
-thread computes a batch of blocks alone, and random numbers are named by (seed, label, block, graph). A class that is
-one block gets what `judge` gives it. Within a class, the order of the samples matters as another seed does: it decides
-who gets which dice.
+The result of a class does not depend on other classes, their order, or the number of threads, to the last bit. Each
+thread computes a batch of blocks alone, and random numbers are named by (seed, label, block, graph). A class of one
+block gets exactly the result of `score_samples`. Within a class, the order of the samples decides which random numbers
+each of them gets, like a change of seed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Self
 
@@ -24,15 +24,13 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from purereplay.data.features import first_not_finite
+from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
-from purereplay.purify.beta_mixture import Lookup as Posterior
-from purereplay.purify.beta_mixture import Scaling, SmallClass
 from purereplay.purify.blocks import Block, batches, cut
 from purereplay.purify.graph import name_of
-from purereplay.purify.self_centered import judge_many, members_of, select
-
-Watch = Callable[[int, int], None]  # work done, of how much: in steps to which the time is proportional
+from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass
+from purereplay.purify.self_centered import members_of, score_buffers, select
 
 _ENTRIES = 2**23  # of graphs that a thread holds at once (64 MiB); a single larger graph is still built whole
 _MAX_THREADS = 8  # unless asked for more: each needs about 0.2 GB at blocks of 2,048
@@ -64,13 +62,13 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def __init__(
         self,
         *,
-        n_graphs: int | None = 5,
+        n_graphs: int | None = DEFAULTS.n_graphs,
         seed: int = 0,
-        small_class: SmallClass = "drop",
-        scaling: Scaling = "trimmed",
-        posterior: Posterior = "exact",
-        n_iter: int = 10,
-        block_size: int = 2048,
+        small_class: SmallClass = DEFAULTS.small_class,
+        scaling: Scaling = DEFAULTS.scaling,
+        posterior: Posterior = DEFAULTS.posterior,
+        n_iter: int = DEFAULTS.n_iter,
+        block_size: int = BLOCK_SIZE,
         n_jobs: int | None = None,
     ) -> None:
         self.n_graphs = n_graphs
@@ -82,11 +80,13 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self.block_size = block_size
         self.n_jobs = n_jobs
 
-    def fit(self, features: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, watch: Watch | None = None) -> Self:
-        """Judge features (n, d), real and finite, with given labels (n,) of any hashable kind, none of them missing.
+    def fit(
+        self, features: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, progress: Progress | None = None
+    ) -> Self:
+        """Score features (n, d), real and finite, with given labels (n,) of any hashable kind, none of them missing.
 
-        Features stay in the type they come in (and a memory map on disk); what is computed is float64. `watch` is told
-        how far it is.
+        Features stay in the type they come in (and a memory map on disk); what is computed is float64. `progress`
+        is called after every batch of blocks.
         """
         if self.n_jobs is not None and self.n_jobs < 1:
             raise UserError(f"n_jobs is {self.n_jobs}, but must be at least 1.")
@@ -95,7 +95,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         cuts = {label: cut(label, rows, self.block_size, int(self.seed)) for label, rows in members.items()}
         probability, centrality = np.empty(len(values)), np.empty(len(values))
         blocks = [block for own in cuts.values() for block in own]
-        converged = self._judge(blocks, values, probability, centrality, watch)
+        converged = self._score(blocks, values, probability, centrality, progress)
         self.clean_probability_, self.centrality_ = probability, centrality
         self.classes_ = _like(labels, list(members))
         self.class_sizes_ = np.array([len(rows) for rows in members.values()])
@@ -118,26 +118,29 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             mask[rows] = select(self.clean_probability_[rows], own)
         return mask
 
-    def _judge(
+    def _score(
         self,
         blocks: Sequence[Block],
         features: NDArray[Any],
         probability: NDArray[np.float64],
         centrality: NDArray[np.float64],
-        watch: Watch | None,
+        progress: Progress | None,
     ) -> dict[Hashable, bool]:
-        """Fill in probability and centrality (n,); say of which classes all fits converged."""
+        """Fill in probability and centrality (n,); return for each class whether all its fits converged."""
+        options = FilterOptions(
+            n_graphs=int(self.n_graphs or 0),
+            small_class=self.small_class,
+            scaling=self.scaling,
+            posterior=self.posterior,
+            n_iter=self.n_iter,
+        )
 
-        def judge_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
-            verdicts = judge_many(
+        def score_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
+            verdicts = score_buffers(
                 [features[block.rows] for block in batch],
                 [_repeated(block.label, len(block.rows)) for block in batch],
-                self.n_graphs,
                 [block.seed for block in batch],
-                small_class=self.small_class,
-                scaling=self.scaling,
-                posterior=self.posterior,
-                n_iter=self.n_iter,
+                options=options,
                 max_entries=_ENTRIES,
             )
             for block, verdict in zip(batch, verdicts, strict=True):
@@ -145,7 +148,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             fits = [verdict.fits[0] for verdict in verdicts]
             return [(fit.label, all(fit.converged) and all(fit.central)) for fit in fits]
 
-        work = list(batches(blocks, int(self.n_graphs or 0), features.shape[1], _ENTRIES // 2))
+        work = list(batches(blocks, options.n_graphs, features.shape[1], _ENTRIES // 2))
         converged: dict[Hashable, bool] = {}
         done, total = 0, sum(amount for _, amount in work)
         with _ALONE:
@@ -153,13 +156,13 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             torch.set_num_threads(1)  # the pool's threads are born with it
             pool = ThreadPoolExecutor(self.n_jobs or min(n_before, _MAX_THREADS))
             try:
-                waiting = {pool.submit(judge_batch, batch): amount for batch, amount in work}
+                waiting = {pool.submit(score_batch, batch): amount for batch, amount in work}
                 for finished in as_completed(waiting):
                     for label, fine in finished.result():
                         converged[label] = converged.get(label, True) and fine
                     done += waiting[finished]
-                    if watch:
-                        watch(done, total)
+                    if progress:
+                        progress("scoring", done, total)
             finally:
                 pool.shutdown(cancel_futures=True)
                 torch.set_num_threads(n_before)

@@ -34,7 +34,7 @@ Rows = NDArray[np.int64]
 
 @dataclass
 class _Case:
-    """A buffer under judgement."""
+    """A buffer being scored."""
 
     buffer: Batch
     seed: int
@@ -60,7 +60,7 @@ class NoisyCrossValidation:
     weight_decay: float = 1e-4
 
     def n_steps(self, n: int) -> int:
-        """Training steps that judging a buffer of n takes."""
+        """Training steps that scoring a buffer of n takes."""
         return 2 * self.rounds * self.epochs * self._per_epoch(n)
 
     def _per_epoch(self, n: int) -> int:
@@ -69,7 +69,7 @@ class NoisyCrossValidation:
     def _size(self, n: int) -> int:
         return min(self.batch_size, max(1, n // 2))
 
-    def judge(
+    def score(
         self, network: Network, buffers: Sequence[Batch], n_classes: int, seeds: Sequence[int]
     ) -> Asks[list[Verdict[Tensor]]]:
         """The verdict on every buffer; `network` without its head is what is trained."""
@@ -112,10 +112,10 @@ class NoisyCrossValidation:
         )
 
 
-def _choose(network: Network, case: _Case, judged: list[tuple[Rows, State]], n_classes: int, number: int) -> None:
+def _choose(network: Network, case: _Case, halves: list[tuple[Rows, State]], n_classes: int, number: int) -> None:
     """One round's decisions about both halves, each by the network that has not seen it."""
     agree = np.zeros(case.buffer.n, bool)
-    for rows, state in judged:
+    for rows, state in halves:
         if not len(rows):
             continue
         at = torch.from_numpy(rows)
@@ -125,10 +125,10 @@ def _choose(network: Network, case: _Case, judged: list[tuple[Rows, State]], n_c
         labels = case.buffer.labels[at]
         agree[rows] = (log_p.argmax(1) == labels).numpy()
         case.score[rows] = log_p.gather(1, labels[:, None])[:, 0].numpy()
-    everyone = np.concatenate([rows for rows, _ in judged])
+    everyone = np.concatenate([rows for rows, _ in halves])
     if number == 0 and len(everyone):
         case.noise_rate = noise_rate(float(agree[everyone].mean()), n_classes)
-    for rows, _ in judged:
+    for rows, _ in halves:
         n_dropped = round(case.noise_rate * int(agree[rows].sum()))
         worst = rows[np.argsort(case.score[rows], kind="stable")[:n_dropped]]
         case.candidates[worst[~agree[worst]]] = False

@@ -15,7 +15,7 @@ among which the work is dealt out by its size, and on CUDA up to rounding (1e-12
 from bisect import bisect
 from collections.abc import Hashable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from torch import Tensor
 
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
-from purereplay.purify.beta_mixture import RULES, Fits, Scaling, SmallClass, check_choice, fit_mixtures, read_posterior
-from purereplay.purify.beta_mixture import Lookup as Posterior
+from purereplay.purify.beta_mixture import RULES, Fits, fit_mixtures, read_posterior
 from purereplay.purify.centrality import principal_eigenvector
 from purereplay.purify.graph import MAX_ENTRIES, LabelGroup, graph_slices, group_by_size
+from purereplay.purify.options import DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass, check_choice
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
 
@@ -56,76 +56,59 @@ class Verdict(NamedTuple, Generic[Array]):
 def clean_probability(
     features: Array,
     labels: ArrayLike | Tensor,
-    n_graphs: int | None = 5,
+    n_graphs: int | None = DEFAULTS.n_graphs,
     seed: int = 0,
     *,
-    small_class: SmallClass = "drop",
-    scaling: Scaling = "trimmed",
-    posterior: Posterior = "exact",
+    small_class: SmallClass = DEFAULTS.small_class,
+    scaling: Scaling = DEFAULTS.scaling,
+    posterior: Posterior = DEFAULTS.posterior,
     device: torch.device | str | None = None,
 ) -> Array:
-    """Probability of being clean of every sample, float64 (n,), high = clean: `judge` without its grounds."""
-    return judge(
-        features, labels, n_graphs, seed, small_class=small_class, scaling=scaling, posterior=posterior, device=device
-    ).clean_probability
+    """Return the clean probability of each sample, float64 (n,), high = clean.
+
+    Same as `score_samples`, without the grounds. `n_graphs` 0 or None selects the non-stochastic filter. See
+    `FilterOptions` for the other options.
+    """
+    options = FilterOptions(n_graphs=int(n_graphs or 0), small_class=small_class, scaling=scaling, posterior=posterior)
+    return score_samples(features, labels, seed, options=options, device=device).clean_probability
 
 
-def judge(
+def score_samples(
     features: Array,
     labels: ArrayLike | Tensor,
-    n_graphs: int | None = 5,
     seed: int = 0,
     *,
-    small_class: SmallClass = "drop",
-    scaling: Scaling = "trimmed",
-    posterior: Posterior = "exact",
-    n_iter: int = 10,
+    options: FilterOptions = DEFAULTS,
     device: torch.device | str | None = None,
     max_entries: int = MAX_ENTRIES,
 ) -> Verdict[Array]:
-    """Judge a buffer: features (n, d), given labels (n,) of any hashable kind.
+    """Score the samples of one buffer: features (n, d), given labels (n,) of any hashable kind.
 
-    `n_graphs` 0 or None is the non-stochastic filter. `small_class`, `scaling` and `posterior` (the mixture's `lookup`)
-    are explained in `beta_mixture`. Results are of the features' kind and on their device; `device` is where to compute
-    (default: there). `max_entries` bounds the memory, not the result.
+    Results have the features' kind (array or tensor) and device. `device` is where to compute; the default is the
+    features' own. `max_entries` bounds the memory and does not change the result.
     """
-    [verdict] = judge_many(
-        [features],
-        [labels],
-        n_graphs,
-        [seed],
-        small_class=small_class,
-        scaling=scaling,
-        posterior=posterior,
-        n_iter=n_iter,
-        device=device,
-        max_entries=max_entries,
-    )
+    [verdict] = score_buffers([features], [labels], [seed], options=options, device=device, max_entries=max_entries)
     return verdict
 
 
-def judge_many(
+def score_buffers(
     features: Sequence[Array],
     labels: Sequence[ArrayLike | Tensor],
-    n_graphs: int | None,
     seeds: Sequence[int],
     *,
-    small_class: SmallClass = "drop",
-    scaling: Scaling = "trimmed",
-    posterior: Posterior = "exact",
-    n_iter: int = 10,
+    options: FilterOptions = DEFAULTS,
     device: torch.device | str | None = None,
     max_entries: int = MAX_ENTRIES,
 ) -> list[Verdict[Array]]:
-    """Judge many buffers in one go: `judge` of each of them, with a seed of its own.
+    """Score many buffers at once: equals `score_samples` on each of them, with its own seed.
 
-    Forty buffers take about twice as many tensor operations as one, and on a GPU it is these that take the time.
+    Forty buffers take about twice as many tensor operations as one, and on a GPU these dominate the time.
     """
     if not len(features) == len(labels) == len(seeds):
         raise UserError(f"{len(features)} buffers came with {len(labels)} rows of labels and {len(seeds)} seeds.")
-    if n_graphs is not None and n_graphs < 0:
-        raise UserError(f"n_graphs is {n_graphs}, but must be 0 (the similarity graph itself) or more.")
-    check_choice("posterior", posterior, ("exact", "table"))
+    if options.n_graphs < 0:
+        raise UserError(f"n_graphs is {options.n_graphs}, but must be 0 (the similarity graph itself) or more.")
+    check_choice("posterior", options.posterior, get_args(Posterior))
     if not features:
         return []
     values, starts = _checked_features(features, device)
@@ -136,12 +119,13 @@ def judge_many(
         n_labels, width = group.rows.shape
         parts = [
             principal_eigenvector(adjacency)
-            for adjacency in graph_slices(values, group, int(n_graphs or 0), seeds, max_entries=max_entries)
+            for adjacency in graph_slices(values, group, options.n_graphs, seeds, max_entries=max_entries)
         ]
         scores = torch.cat([part.vector for part in parts])  # (L·E, N)
         n_each = len(scores) // n_labels
-        fits = fit_mixtures(scores, group.mask.repeat_interleave(n_each, 0), scaling=scaling, n_iter=n_iter)
-        clean = read_posterior(fits, scores, lookup=posterior, small_class=small_class)
+        mask = group.mask.repeat_interleave(n_each, 0)
+        fits = fit_mixtures(scores, mask, scaling=options.scaling, n_iter=options.n_iter)
+        clean = read_posterior(fits, scores, lookup=options.posterior, small_class=options.small_class)
         places = group.mask.flatten().nonzero()[:, 0]
         rows = group.rows.flatten()[places]
         probability[rows] = clean.view(n_labels, n_each, width).mean(1).flatten()[places]
@@ -179,7 +163,7 @@ def _checked_features(
     """
     parts = [_matrix(own) for own in features]
     if len({part.shape[1] for part in parts}) > 1:
-        raise UserError("The features of buffers that are judged together must have one width.")
+        raise UserError("The features of buffers that are scored together must have one width.")
     device = parts[0].device if device is None else device
     values = torch.cat([part.to(device) for part in parts]).to(torch.float64)
     starts = [0, *accumulate(len(part) for part in parts)]

@@ -1,9 +1,8 @@
-"""The filter as a command: a file of features in, a file of scores out, with progress."""
+"""Run of `purereplay filter`: reads a file of features, writes a file of scores, and shows progress and a summary."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from purereplay.data.features import read_features
+from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_place, write_scores
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
@@ -20,13 +20,13 @@ from purereplay.report.progress import duration, out, percent, progress_bars
 def filter_file(
     source: Path,
     destination: Path,
-    judge: SelfCenteredFilter,
+    sample_filter: SelfCenteredFilter,
     *,
     features: str | None = None,
     labels: str | None = None,
     ids: str | None = None,
 ) -> None:
-    """Judge the samples in `source`, write a row for each to `destination`, and show what came out.
+    """Score the samples in `source`, write one row per sample to `destination`, and print a summary.
 
     `features`, `labels` and `ids` name arrays or columns, as in `read_features`.
     """
@@ -38,44 +38,50 @@ def filter_file(
         )
         n, d = table.features.shape
         bars.print(f"{n:,} samples with {d:,} features each")
-        judge.fit(table.features, table.labels, watch=timed_bar(bars, "judging"))
-        selected = judge.select()
+        sample_filter.fit(table.features, table.labels, progress=timed_bar(bars, "scoring"))
+        selected = sample_filter.select()
         bars.add_task(f"writing {destination.name}", total=None, what="")
         columns = {
             **({"id": table.ids} if table.ids is not None else {"row": np.arange(n)}),
             "label": table.labels,
-            "clean_probability": judge.clean_probability_,
-            "centrality": judge.centrality_,
+            "clean_probability": sample_filter.clean_probability_,
+            "centrality": sample_filter.centrality_,
             "selected": selected,
         }
         write_scores(destination, columns)
     shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    n_small = int((judge.class_sizes_ < MIN_SAMPLES).sum())
-    n_cut = int((judge.n_blocks_ > 1).sum())
-    small = f", {n_small:,} of them with fewer than {MIN_SAMPLES} samples ({judge.small_class})" if n_small else ""
-    shown.add_row("classes", f"{len(judge.classes_):,}{small}")
+    n_small = int((sample_filter.class_sizes_ < MIN_SAMPLES).sum())
+    n_cut = int((sample_filter.n_blocks_ > 1).sum())
+    small = (
+        f", {n_small:,} of them with fewer than {MIN_SAMPLES} samples ({sample_filter.small_class})" if n_small else ""
+    )
+    shown.add_row("classes", f"{len(sample_filter.classes_):,}{small}")
     if n_cut:
-        shown.add_row("", f"{n_cut:,} with more than {judge.block_size:,} samples, judged in blocks")
-    shown.add_row("mean clean probability", percent(float(judge.clean_probability_.mean())))
+        shown.add_row("", f"{n_cut:,} with more than {sample_filter.block_size:,} samples, scored in blocks")
+    shown.add_row("mean clean probability", percent(float(sample_filter.clean_probability_.mean())))
     shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
     shown.add_row("time", duration(time.monotonic() - started))
     out.print(shown)
     out.print(f"in [bold]{destination}[/bold]")
 
 
-def timed_bar(bars: Progress, name: str) -> Callable[[int, int], None]:
-    """A bar that says how much of the work is done and how long the rest will take; a line now and then in a log."""
-    task = bars.add_task(name, total=None, what="")
-    started = said = time.monotonic()
+def timed_bar(bars: Progress, title: str) -> ProgressCallback:
+    """Return a callback that shows the share done and the time left; without a terminal, prints a line every 30 s."""
+    task = bars.add_task(title, total=None, what="")
+    started = printed = time.monotonic()
 
-    def show(done: int, total: int) -> None:
-        nonlocal said
+    def show(name: str, done: int, total: int | None) -> None:
+        nonlocal printed
         now = time.monotonic()
-        left = (now - started) / done * (total - done) if done else 0.0
-        what = f"{done / total:.0%}, {duration(left)} left" if done < total else "done"
+        if total is None or not done:
+            what = f"{done:,}"
+        elif done < total:
+            what = f"{done / total:.0%}, {duration((now - started) / done * (total - done))} left"
+        else:
+            what = "done"
         bars.update(task, completed=done, total=total, what=what)
-        if not out.is_terminal and now - said > 30:
-            said = now
-            bars.print(f"{name} {what}")
+        if not out.is_terminal and now - printed > 30:
+            printed = now
+            bars.print(f"{title} {what}")
 
     return show

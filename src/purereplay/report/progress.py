@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from purereplay.data.progress import Progress
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
@@ -152,7 +153,7 @@ def progress_bars(*, disable: bool = False) -> Bars:
     return Bars(*columns, console=out, transient=True, disable=disable)
 
 
-def loading_bars(bars: Bars) -> Callable[[str, int, int | None], None]:
+def loading_bars(bars: Bars) -> Progress:
     """Return a callback with one bar for each download or file; it counts bytes or images."""
     tasks: dict[str, TaskID] = {}
 

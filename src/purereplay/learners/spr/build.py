@@ -24,6 +24,7 @@ from purereplay.nets.networks import Head, Network
 from purereplay.nets.views import FeatureViews, Views
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.incv import NoisyCrossValidation
+from purereplay.purify.options import FilterOptions
 
 
 def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: int) -> SPR:
@@ -96,11 +97,13 @@ def filter_choice(s: SprSettings) -> FilterChoice:
     return FilterChoice(
         name=s.filter,
         features=s.features,
-        n_graphs=s.graphs,
-        scaling=s.scaling,
-        posterior=s.posterior,
-        small_class=s.small_class,
-        mixture_steps=s.mixture_steps,
+        options=FilterOptions(
+            n_graphs=s.graphs,
+            scaling=s.scaling,
+            posterior=s.posterior,
+            small_class=s.small_class,
+            n_iter=s.mixture_steps,
+        ),
         aum=AreaUnderMargin(epochs=s.aum_epochs),
         incv=NoisyCrossValidation(rounds=s.incv_rounds, epochs=s.incv_epochs),
     )

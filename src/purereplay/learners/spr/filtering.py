@@ -22,8 +22,9 @@ from purereplay.nets.networks import Network, State
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.directions import both, main_directions
 from purereplay.purify.incv import NoisyCrossValidation
+from purereplay.purify.options import FilterOptions
 from purereplay.purify.patches import patch_features
-from purereplay.purify.self_centered import Verdict, judge_many
+from purereplay.purify.self_centered import Verdict, score_buffers
 
 FilterName = Literal["self-centered", "aum", "incv", "none"]
 Features = Literal["projection", "penultimate", "patches", "combined", "file"]
@@ -36,11 +37,7 @@ class FilterChoice:
 
     name: FilterName  # none: every sample counts as clean
     features: Features  # file: `BufferFilter.own_features`
-    n_graphs: int  # E_max; 0: the non-stochastic filter
-    scaling: Literal["trimmed", "minmax"]
-    posterior: Literal["exact", "table"]
-    small_class: Literal["drop", "keep"]
-    mixture_steps: int  # of EM
+    options: FilterOptions  # of the Self-Centered filter
     aum: AreaUnderMargin = field(default_factory=AreaUnderMargin)
     incv: NoisyCrossValidation = field(default_factory=NoisyCrossValidation)
 
@@ -77,7 +74,7 @@ class BufferFilter:
         else:
             other: AreaUnderMargin | NoisyCrossValidation = choice.aum if choice.name == "aum" else choice.incv
             seeds = [seed_for(choice.name, b.number) for b in buffers]
-            verdicts = yield from other.judge(self.network, [b.batch for b in buffers], n_classes, seeds)
+            verdicts = yield from other.score(self.network, [b.batch for b in buffers], n_classes, seeds)
         return [
             ScoredBuffer(
                 b.number,
@@ -137,14 +134,5 @@ class BufferFilter:
         """Return the filter's verdict on every buffer; it depends on the buffer and its features alone."""
         if self.one_by_one and len(buffers) > 1:
             return [self._self_centered([b], [own], seed_for)[0] for b, own in zip(buffers, features, strict=True)]
-        choice = self.choice
-        return judge_many(
-            features,
-            [b.batch.labels for b in buffers],
-            n_graphs=choice.n_graphs,
-            seeds=[seed_for("graphs", b.number) for b in buffers],
-            small_class=choice.small_class,
-            scaling=choice.scaling,
-            posterior=choice.posterior,
-            n_iter=choice.mixture_steps,
-        )
+        seeds = [seed_for("graphs", b.number) for b in buffers]
+        return score_buffers(features, [b.batch.labels for b in buffers], seeds, options=self.choice.options)

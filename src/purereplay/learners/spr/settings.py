@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.learners.spr.filtering import Features, FilterName
 from purereplay.nets.losses import MIN_TEMPERATURE
-from purereplay.purify.beta_mixture import Lookup, Scaling, SmallClass
+from purereplay.purify.options import DEFAULTS, Posterior, Scaling, SmallClass
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -155,22 +155,26 @@ class SprSettings(NetworkSettings):
         "projection",
         source="paper: penultimate; released code: projection; patches, combined and file are not in the paper",
     )
-    graphs: int = setting("sampled graphs E_max; 0: the similarity graph itself", 5, source="paper", least=0)
+    graphs: int = setting(
+        "sampled graphs E_max; 0: the similarity graph itself", DEFAULTS.n_graphs, source="paper", least=0
+    )
     scaling: Scaling = setting(
         "scaling of the centralities before the mixture: 5th to 95th percentile, or minimum to maximum",
-        "trimmed",
+        DEFAULTS.scaling,
         source="released code: trimmed",
     )
-    posterior: Lookup = setting(
-        "evaluation of the mixture's posterior: exact, or a table of 100 bins", "exact", source="released code: table"
+    posterior: Posterior = setting(
+        "evaluation of the mixture's posterior: exact, or a table of 100 bins",
+        DEFAULTS.posterior,
+        source="released code: table",
     )
     small_class: SmallClass = setting(
         "clean probability of labels with too few samples for a mixture: 0 (drop) or 0.5 (keep)",
-        "drop",
+        DEFAULTS.small_class,
         source="released code, in effect",
     )
     mixture_steps: int = setting(
-        "EM steps of the beta mixture", 10, unit="steps", source="released code; not in the paper"
+        "EM steps of the beta mixture", DEFAULTS.n_iter, unit="steps", source="released code; not in the paper"
     )
     aum_epochs: int = setting("training of the filter aum, on every D", 150, unit="epochs", source="paper")
     incv_epochs: int = setting("training of the filter incv, on every half of D", 200, unit="epochs", source="paper")

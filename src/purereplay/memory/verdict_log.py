@@ -1,0 +1,48 @@
+"""Log of the filter's verdicts on every sample of a stream, in stream order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Verdicts(NamedTuple):
+    """One entry per scored sample; entry k belongs to sample k of the stream."""
+
+    labels: Tensor  # int64 (n,): as given
+    clean_probability: Tensor  # float64 (n,), high = clean
+    centrality: Tensor  # float64 (n,), high = central
+    buffer: Tensor  # int64 (n,): number of the delayed buffer in which the sample was scored
+    passed_mask: Tensor  # bool (n,): whether the sample passed the filter
+
+
+_DTYPES = (torch.int64, torch.float64, torch.float64, torch.int64, torch.bool)
+
+
+class VerdictLog:
+    """Log that grows with the stream, by 33 bytes per sample."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._parts = [Verdicts(*(torch.zeros(0, dtype=dtype) for dtype in _DTYPES))]
+
+    def add(self, verdicts: Verdicts) -> None:
+        """Append the verdicts on the next samples, in stream order."""
+        own = [t.detach().to("cpu", dtype, copy=True) for t, dtype in zip(verdicts, _DTYPES, strict=True)]
+        self._parts.append(Verdicts(*own))
+        self.n += len(own[0])
+
+    def table(self) -> Verdicts:
+        """Return all verdicts so far; not a copy."""
+        if len(self._parts) > 1:
+            self._parts = [Verdicts(*(torch.cat(column) for column in zip(*self._parts, strict=True)))]
+        return self._parts[0]
+
+    def state(self) -> dict[str, Tensor]:
+        return self.table()._asdict()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.add(Verdicts(**state))
