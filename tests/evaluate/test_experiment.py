@@ -1,33 +1,52 @@
-import inspect
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from purereplay.cli.options import sweep_settings
 from purereplay.data.datasets import load, validation
 from purereplay.errors import UserError
 from purereplay.evaluate import experiment as experiments
-from purereplay.evaluate.beginnings import make_stream
-from purereplay.evaluate.experiment import prepare
-from purereplay.evaluate.plan import estimate, plan
+from purereplay.evaluate.estimate import count_steps, estimate
+from purereplay.evaluate.experiment import Experiment, prepare
+from purereplay.evaluate.preparation import make_stream
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import FORMAT, RunSettings, on_device, resolve
-from purereplay.evaluate.sweep import combinations
-from purereplay.learners.settings import SprSettings
+from purereplay.learners import registry
 from purereplay.nets.engine import Engine
-from purereplay.nets.lockstep import drive_together
-from purereplay.report.console import finished
+from purereplay.nets.lockstep import drive, drive_together
 from purereplay.report.pictures import draw_run
+from purereplay.report.runs import show_result
 
 TINY = {"expert_epochs": "3", "base_epochs": "2", "finetune_epochs": "2", "hidden": "16", "projection_size": "8"}
 
 
 def tiny(**more) -> RunSettings:
     return resolve(dataset="digits", preset_name="demo", overrides=TINY, device="cpu", **more)
+
+
+def finish(experiment: Experiment, on_line=None) -> dict:
+    """Run to the end."""
+    return drive(experiment.running(on_line), experiment.engine, experiment.account)
+
+
+def started(path: Path) -> RunDirectory:
+    """A folder in which a run was started."""
+    run = RunDirectory(path)
+    run.create(tiny())
+    return run
+
+
+def sweep_runs(out: Path, settings: dict[str, str] | None = None, **lists) -> dict[Path, RunSettings]:
+    """The runs of `purereplay sweep` with these options."""
+    usual = {"dataset": "digits", "noise": None, "noise_rate": "0.4", "episode": "A", "learner": "spr", "budget": "1"}
+    usual |= {"preset": "demo", "seed": "1", "device": "cpu", "precision": "auto", "features_file": None}
+    usual |= {"validation": False, "robust": None, "filter_": None, "graphs": None}
+    return sweep_settings(out, usual | {"set_": [f"{k}={v}" for k, v in (settings or {}).items()]} | lists)
 
 
 def measured(path: Path) -> dict:
@@ -43,7 +62,7 @@ class Stop(Exception):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "whole"
-    prepare(tiny(), path).go()
+    finish(prepare(tiny(), path))
     return path
 
 
@@ -65,17 +84,17 @@ def test_a_run_writes_what_it_promises(undisturbed):
     assert not any(p.suffix in (".pkl", ".pt", ".pth") for p in undisturbed.rglob("*"))
 
 
-def test_the_plan_counts_the_steps_that_are_taken(undisturbed):
+def test_the_workload_counts_the_steps_that_are_taken(undisturbed):
     result = json.loads((undisturbed / "result.json").read_text())
-    counted = plan(tiny(), (1437,))
+    counted = count_steps(tiny(), (1437,))
     assert result["steps"]["expert"] == counted.steps["expert"] == 15 * 3
     assert counted.n_buffers == 15
     assert counted.steps["base"] >= result["steps"]["base"] >= counted.steps["base"] - 2 * 2 * 2  # P fills up first
 
 
 def test_same_seed_same_result_other_seed_another(undisturbed, tmp_path):
-    prepare(tiny(), tmp_path / "again").go()
-    prepare(tiny(seed=2), tmp_path / "other").go()
+    finish(prepare(tiny(), tmp_path / "again"))
+    finish(prepare(tiny(seed=2), tmp_path / "other"))
     assert measured(tmp_path / "again") == measured(undisturbed)
     assert measured(tmp_path / "other")["class_accuracies"] != measured(undisturbed)["class_accuracies"]
 
@@ -97,10 +116,10 @@ def test_resumed_after_any_line_it_ends_the_same(undisturbed, tmp_path, at, monk
     first = prepare(tiny(), path)
     monkeypatch.setattr(first, "_save", lambda: None) if at == 2 else None  # killed before any checkpoint
     with pytest.raises(Stop):
-        first.go(die)
+        finish(first, die)
     _, settings = RunDirectory.open(path)
     assert settings == tiny()
-    prepare(settings, path, resume=True).go()
+    finish(prepare(settings, path, resume=True))
     assert measured(path) == measured(undisturbed)
     assert (path / "metrics.jsonl").read_text() == (undisturbed / "metrics.jsonl").read_text()
 
@@ -121,8 +140,8 @@ def test_interrupted_inside_a_training_loop_it_goes_on(undisturbed, tmp_path):
 
         experiment.engine.train = counted  # type: ignore[method-assign]
         with pytest.raises(Stop):
-            experiment.go()
-    prepare(tiny(), path, resume=True).go()
+            finish(experiment)
+    finish(prepare(tiny(), path, resume=True))
     assert measured(path) == measured(undisturbed)
 
 
@@ -151,7 +170,7 @@ def test_checkpoints_come_soon_at_first_and_then_seldom(tmp_path, monkeypatch, s
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):
-    run = RunDirectory.create(tmp_path / "run", tiny())
+    run = started(tmp_path / "run")
     run.record({"event": "buffer", "buffer": 0})
     run.save({"x": torch.tensor(1)}, {})
     run.record({"event": "buffer", "buffer": 1})
@@ -168,7 +187,7 @@ def test_damaged_run_folders_are_one_sentence(undisturbed, tmp_path):
     shutil.copytree(undisturbed, path)
     shutil.rmtree(path / "checkpoints")
     (path / "result.json").unlink()
-    prepare(tiny(), path, resume=True).go()  # no checkpoint: it begins anew
+    finish(prepare(tiny(), path, resume=True))  # no checkpoint: it begins anew
     assert measured(path) == measured(undisturbed)
     (path / "metrics.jsonl").write_text("{")
     with pytest.raises(UserError, match="damaged"):
@@ -190,9 +209,9 @@ def test_damaged_run_folders_are_one_sentence(undisturbed, tmp_path):
 
 
 def test_a_run_is_not_overwritten_and_not_shared(tmp_path):
-    run = RunDirectory.create(tmp_path / "run", tiny())
+    run = started(tmp_path / "run")
     with pytest.raises(UserError, match="already holds a run"):
-        RunDirectory.create(tmp_path / "run", tiny())
+        started(tmp_path / "run")
     with run.locked(), pytest.raises(UserError, match="Another process"), RunDirectory(tmp_path / "run").locked():
         pass
 
@@ -210,12 +229,12 @@ def test_another_stream_than_the_one_it_began_with_is_refused(tmp_path, monkeypa
     path = tmp_path / "run"
     experiment = prepare(tiny(), path)
     experiment._save()
-    with pytest.raises(UserError, match="not the one"):
+    with pytest.raises(UserError, match="stream differs from the one"):
         prepare(replace(tiny(), noise_rate=0.2), path, resume=True)
 
 
 def test_a_run_of_an_older_format_is_refused_in_one_sentence(tmp_path):
-    RunDirectory.create(tmp_path / "run", tiny())
+    started(tmp_path / "run")
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
     for old in (1, 2, None):
         (tmp_path / "run" / "settings.json").write_text(json.dumps(settings | {"format": old}))
@@ -224,16 +243,17 @@ def test_a_run_of_an_older_format_is_refused_in_one_sentence(tmp_path):
 
 
 def test_a_run_from_before_there_was_validation_is_still_read(tmp_path):
-    RunDirectory.create(tmp_path / "run", tiny())
+    started(tmp_path / "run")
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
     del settings["validation"]
+    settings["features"] = settings.pop("features_file")
     (tmp_path / "run" / "settings.json").write_text(json.dumps(settings | {"format": 3}))
     assert RunDirectory.open(tmp_path / "run")[1] == tiny()
 
 
 @pytest.mark.parametrize(("name", "content"), [("settings.json", "{"), ("settings.json", '{"format": 99}')])
 def test_damaged_settings_are_one_sentence(tmp_path, name, content):
-    RunDirectory.create(tmp_path / "run", tiny())
+    started(tmp_path / "run")
     (tmp_path / "run" / name).write_text(content)
     with pytest.raises(UserError):
         RunDirectory.open(tmp_path / "run")
@@ -249,12 +269,26 @@ def test_damaged_settings_are_one_sentence(tmp_path, name, content):
         ({"dataset": "digits", "device": "abacus"}, "abacus"),
         ({"dataset": "digits", "overrides": {"graphs": "many"}}, "graphs must be a whole number"),
         ({"dataset": "digits", "overrides": {"order": "random"}}, "filter-first, replay-first"),
-        ({"dataset": "digits", "overrides": {"colour": "red"}}, "'colour' is unknown"),
+        ({"dataset": "digits", "overrides": {"colour": "red"}}, "'colour' is unknown to the learner spr"),
+        ({"dataset": "digits", "learner": "crs", "preset_name": "typo"}, "preset 'typo' is unknown"),
+        ({"dataset": "digits", "learner": "crs", "overrides": {"gdumb_rate": "3"}}, "'gdumb_rate' is unknown to the"),
+        (
+            {"dataset": "digits", "learner": "crs", "overrides": {"graphs": "3"}},
+            "'graphs' is unknown to the learner crs",
+        ),
+        (
+            {"dataset": "digits", "learner": "self-replay", "overrides": {"filter": "aum"}},
+            "self-replay has filter=none",
+        ),
+        ({"dataset": "digits", "learner": "crs", "budget": -1.0}, "budget"),
         ({"dataset": "digits", "overrides": {"delayed_size": "-3"}}, "must be at least 2"),
         ({"dataset": "digits", "overrides": {"reseed": "maybe"}}, "true or false"),
         ({"dataset": "digits", "learner": "crs", "overrides": {"replay_size": "0"}}, "replay_size must be more than 0"),
         ({"dataset": "digits", "learner": "mir", "overrides": {"candidates": "5"}}, "10 samples .* from 5"),
-        ({"dataset": "digits", "learner": "ewc", "overrides": {"robust": "sl"}}, "sl goes with crs"),
+        (
+            {"dataset": "digits", "learner": "ewc", "overrides": {"robust": "sl"}},
+            "ewc takes no loss .*: choose one of crs",
+        ),
     ],
 )
 def test_wrong_settings_are_one_sentence(arguments, sentence):
@@ -277,15 +311,13 @@ def test_presets_budget_and_datasets_fill_the_settings():
 
 
 def test_a_sweep_gives_what_single_runs_give(tmp_path):
-    lists = {"dataset": "digits", "noise": "symmetric", "noise_rate": "0.2,0.4", "episode": "A", "learner": "spr"}
-    lists |= {"preset": "demo", "budget": "1", "seed": "1"}
-    runs = combinations(lists, TINY, device="cpu", precision="auto", out=tmp_path)
+    runs = sweep_runs(tmp_path, TINY, noise="symmetric", noise_rate="0.2,0.4")
     assert [path.name for path in runs] == ["noise_rate-0.2", "noise_rate-0.4"]
     engine = Engine(torch.device("cpu"))
     together = [prepare(s, path, engine=engine) for path, s in runs.items()]
     results = drive_together([e.running() for e in together], engine, [e.account for e in together])
     for (path, settings), result in zip(runs.items(), results, strict=True):
-        alone = prepare(settings, tmp_path / "alone" / path.name).go()
+        alone = finish(prepare(settings, tmp_path / "alone" / path.name))
         assert result["steps"] == alone["steps"] and set(result["seconds"]) == set(alone["seconds"])
         assert result["stream_noise"] == alone["stream_noise"]
         assert result["purity"] == pytest.approx(alone["purity"], abs=0.02)  # rounding may move a borderline sample
@@ -297,35 +329,42 @@ def test_a_sweep_gives_what_single_runs_give(tmp_path):
     ("name", "text", "sentence"), [("seed", "1,x", "seed"), ("noise_rate", "a", "noise-rate"), ("seed", "1,1", "twice")]
 )
 def test_wrong_lists_are_one_sentence(tmp_path, name, text, sentence):
-    lists = {"dataset": "digits", "noise": "symmetric", "noise_rate": "0.4", "episode": "A", "learner": "spr"}
-    lists |= {"preset": "demo", "budget": "1", "seed": "1"}
     with pytest.raises(UserError, match=sentence):
-        combinations(lists | {name: text}, {}, device="cpu", precision="auto", out=tmp_path)
+        sweep_runs(tmp_path, **{name: text})
+
+
+def test_a_setting_may_concern_one_learner_of_a_sweep(tmp_path):
+    runs = sweep_runs(tmp_path, {"gdumb.epochs": "3,4", "hidden": "8"}, learner="crs,gdumb", preset="default")
+    names = {path.name: settings.options for path, settings in runs.items()}
+    assert names["learner-gdumb_gdumb.epochs-3"].epochs == 3 and names["learner-gdumb_gdumb.epochs-4"].epochs == 4
+    assert names["learner-crs"].hidden == 8 and len(names) == 3
+    with pytest.raises(UserError, match="unknown to the learner crs"):
+        sweep_runs(tmp_path, {"epochs": "3"}, learner="crs,gdumb")
+    with pytest.raises(UserError, match="unknown learner 'nobody'"):
+        sweep_runs(tmp_path, {"nobody.epochs": "3"})
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_run_ends_with_the_same_bits_alone_and_in_a_sweep(tmp_path):
-    lists = {"dataset": "digits", "noise": "symmetric:0.2,symmetric:0.4", "noise_rate": "0", "episode": "A"}
-    lists |= {"learner": "spr", "preset": "demo", "budget": "0.1", "seed": "1,2"}
-    runs = combinations(lists, {}, device="cuda", precision="bf16", out=tmp_path)
+    noises = {"noise": "symmetric:0.2,symmetric:0.4", "budget": "0.1", "seed": "1,2"}
+    runs = sweep_runs(tmp_path, device="cuda", precision="bf16", **noises)
     engine = Engine(torch.device("cuda"), precision="bf16")
     together = [prepare(s, path, engine=engine) for path, s in runs.items()]
     results = drive_together([e.running() for e in together], engine, [e.account for e in together])
     for (path, settings), result in zip(runs.items(), results, strict=True):
-        alone = prepare(settings, tmp_path / "alone" / path.name).go()
+        alone = finish(prepare(settings, tmp_path / "alone" / path.name))
         assert {k: v for k, v in alone.items() if k != "seconds"} == {k: v for k, v in result.items() if k != "seconds"}
 
 
 def test_every_noise_may_bring_its_own_rate(tmp_path):
-    lists = {"dataset": "mnist", "noise": "symmetric:0.6,asymmetric:0.2", "noise_rate": "0.4", "episode": "A"}
-    lists |= {"learner": "spr", "preset": "demo", "budget": "1", "seed": "1,2"}
-    runs = combinations(lists, {}, device="cpu", precision="auto", out=tmp_path)
+    lists = {"dataset": "mnist", "noise": "symmetric:0.6,asymmetric:0.2", "seed": "1,2"}
+    runs = sweep_runs(tmp_path, **lists)
     found = {path.name: (s.noise, s.noise_rate, s.seed) for path, s in runs.items()}
     assert found["noise-symmetric-0.6_seed-1"] == ("symmetric", 0.6, 1)
     assert found["noise-asymmetric-0.2_seed-2"] == ("asymmetric", 0.2, 2) and len(found) == 4
     for odd in ({"noise": "symmetric:0.6,asymmetric"}, {"noise_rate": "0.2,0.4"}, {"noise": "symmetric:x"}):
         with pytest.raises(UserError, match="rate"):
-            combinations(lists | odd, {}, device="cpu", precision="auto", out=tmp_path)
+            sweep_runs(tmp_path, **(lists | odd))
 
 
 def test_a_run_that_moves_to_the_cpu_computes_in_float32_there():
@@ -345,32 +384,33 @@ def test_estimate_counts_and_times(tmp_path):
     settings = tiny()
     experiment = prepare(settings, tmp_path / "run")
     guess = estimate(settings, experiment.learner, experiment.stream.task_ends)
-    assert guess.plan == experiment.plan and guess.memory > 0
+    assert guess.workload == experiment.workload and guess.memory > 0
     assert 1 <= guess.side_by_side["expert"] <= guess.fit["expert"] <= 16 and guess.side_by_side["base"] == 1
-    assert guess.seconds == pytest.approx(sum(guess.seconds_per_step[p] * n for p, n in guess.plan.steps.items()))
+    assert guess.seconds == pytest.approx(sum(guess.seconds_per_step[p] * n for p, n in guess.workload.steps.items()))
 
 
-def test_every_setting_has_a_comment_that_explains_it():
-    fields = [line for line in inspect.getsource(SprSettings).splitlines() if ": " in line and " = " in line]
-    assert len(fields) == len(SprSettings.__dataclass_fields__)
-    short = {"finetune_batch"}
-    assert all("#" in line for line in fields if line.split(":")[0].strip() not in short)
+def test_every_setting_says_what_it_means():
+    for entry in registry.entries():
+        for field in entry.settings.__dataclass_fields__.values():
+            assert len(field.metadata["meaning"]) >= 8 or field.name in ("lr", "momentum"), (entry.name, field.name)
+            assert bool(field.metadata["by_data"]) == (field.default is MISSING), (entry.name, field.name)
+            assert field.metadata["source"] or field.metadata["meaning"]
 
 
-def test_multitask_is_judged_once_when_it_has_seen_everything(tmp_path):
-    chosen = {"hidden": "16", "multitask_epochs": "1"}
+def test_multitask_is_evaluated_once_at_the_end(tmp_path):
+    chosen = {"hidden": "16", "epochs": "1"}
     settings = resolve(dataset="digits", learner="multitask", preset_name="demo", overrides=chosen, device="cpu")
-    result = prepare(settings, tmp_path / "run").go()
+    result = finish(prepare(settings, tmp_path / "run"))
     assert len(result["accuracy_after_task"]) == 1 and result["forgetting"] is None
     assert len(result["task_accuracies"]) == 5
     assert result["steps"]["scratch"] == 1437 // 16
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["task"] for line in lines if line["event"] == "task"] == [4] and lines[-1]["event"] == "task"
-    finished(tmp_path / "run", result)
+    show_result(tmp_path / "run", result)
     assert (tmp_path / "run" / "run.png").exists()
 
 
-def test_validation_judges_on_training_data_that_the_stream_goes_without(tmp_path):
+def test_validation_evaluates_on_training_data_that_is_not_in_the_stream(tmp_path):
     chosen = tiny(validation=True)
     digits = load("digits")
     experiment = prepare(chosen, tmp_path / "run")
@@ -382,7 +422,7 @@ def test_validation_judges_on_training_data_that_the_stream_goes_without(tmp_pat
     kept = np.delete(digits.images, held, axis=0).reshape(len(passed), -1)
     assert np.array_equal(kept[np.lexsort(kept.T)], passed[np.lexsort(passed.T)])
     assert experiment.judge.stream_noise == pytest.approx(0.4, abs=0.01)
-    result = experiment.go()
+    result = finish(experiment)
     assert result["judged_on"] == "validation" and 0 < result["accuracy"] <= 1
     other = prepare(tiny(validation=True, seed=2), tmp_path / "other")
     assert torch.equal(other.judge.test_images, experiment.judge.test_images)  # the same tenth for every seed

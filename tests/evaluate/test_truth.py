@@ -20,8 +20,7 @@ from purereplay.errors import UserError
 from purereplay.evaluate.experiment import Experiment, prepare
 from purereplay.evaluate.judge import Judge
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.baselines.settings import RIVALS, WITH_ROBUST
-from purereplay.learners.settings import LEARNERS
+from purereplay.learners import registry
 from purereplay.nets.lockstep import drive
 
 MARK = 7_000_000
@@ -58,10 +57,8 @@ def truths(root: object) -> list[object]:
     return found
 
 
-SHORT = {
-    "spr": {"expert_epochs": "2", "base_epochs": "2", "finetune_epochs": "1", "hidden": "8"},
-    "rival": {"hidden": "8", "gdumb_epochs": "1", "multitask_epochs": "1"},
-}
+SHORT = {"expert_epochs": "2", "base_epochs": "2", "finetune_epochs": "1", "hidden": "8", "epochs": "1"}
+WITH_ROBUST = [entry.name for entry in registry.entries() if entry.takes_robust_loss]
 
 
 def marked_experiment(path: Path, learner: str = "spr") -> Experiment:
@@ -71,7 +68,9 @@ def marked_experiment(path: Path, learner: str = "spr") -> Experiment:
     given = given_labels(digits, noise="symmetric", rate=0.4, seed=1)
     marked = replace(digits, given_labels=given, true_labels=digits.true_labels + MARK)
     learner, _, technique = learner.partition("+")
-    overrides = SHORT["rival" if learner in RIVALS else "spr"] | ({"robust": technique} if technique else {})
+    known = registry.entry(learner).settings.__dataclass_fields__
+    overrides = {name: value for name, value in SHORT.items() if name in known}
+    overrides |= {"robust": technique} if technique else {}
     chosen = {"learner": learner, "preset_name": "demo", "overrides": overrides, "device": "cpu"}
     settings = resolve(dataset="digits", noise="none", **chosen)
     return prepare(settings, path, dataset=marked)
@@ -104,7 +103,7 @@ def test_no_true_label_is_reachable_from_a_learner(experiment):
 OTHERS = [f"{learner}+{technique}" for learner in WITH_ROBUST for technique in ("pencil", "sl", "jocor")]
 
 
-@pytest.mark.parametrize("name", [*LEARNERS, *RIVALS, *OTHERS])
+@pytest.mark.parametrize("name", [*registry.names(), *OTHERS])
 def test_no_learner_reaches_the_truth(tmp_path, name):
     experiment = marked_experiment(tmp_path / "run", name)
     run_until(experiment, 2, lambda: None)
@@ -116,13 +115,13 @@ def test_no_learner_reaches_the_truth(tmp_path, name):
 def test_l2r_is_told_the_truth_of_its_declared_samples_alone(tmp_path, name):
     experiment = marked_experiment(tmp_path / "run", f"{name}+l2r")
     learner, stream = experiment.learner, experiment.stream
-    told = learner.ground.constants["clean_labels"]
+    told = learner.loss.constants["clean_labels"]
     assert len(told) == 100 and all(int((told == MARK + c).sum()) == 10 for c in range(10))
     digits = load("digits")
     declared = clean_index(digits, 10, seed=1)
-    assert torch.equal(learner.ground.constants["clean_images"], torch.from_numpy(digits.images[declared]))
+    assert torch.equal(learner.loss.constants["clean_images"], torch.from_numpy(digits.images[declared]))
     assert not np.isin(stream.order, declared).any() and len(stream.order) + 100 == len(digits.images)
-    learner.ground.constants["clean_labels"] = told - MARK  # it cannot train on marks
+    learner.loss.constants["clean_labels"] = told - MARK  # it cannot train on marks
     assert not truths(learner)
     run_until(experiment, 2, lambda: None)
     learner.classifier()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-
 from purereplay.learners.audited import SAMPLE_SIZE, AuditedLearner, Scale, fit_scale
 from purereplay.learners.build import build_spr
+
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Job, Trained

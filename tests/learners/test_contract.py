@@ -1,61 +1,57 @@
-"""What holds for every learner, by its name on the command line, and with every technique that goes with it."""
+"""Properties of every learner in the registry, alone and with every loss against wrong labels that it takes."""
 
-import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.base import Learner
-from purereplay.learners.baselines.build import build_rival
-from purereplay.learners.baselines.planning import ReplayDraws
-from purereplay.learners.baselines.settings import RIVALS, WITH_ROBUST, RivalSettings
-from purereplay.learners.build import build_spr, make_backbone
-from purereplay.learners.settings import LEARNERS
+from purereplay.learners import registry
+from purereplay.learners.base import DataSpec, Learner
 from purereplay.nets.engine import Engine
-from purereplay.nets.networks import Head, Network
 
 CPU = torch.device("cpu")
-TECHNIQUES = ("l2r", "pencil", "sl", "jocor")
+LOSSES = ("l2r", "pencil", "sl", "jocor")
 NAMES = [
-    *LEARNERS,
+    *registry.names(),
     "spr+patches",
     "spr+combined",
-    *RIVALS,
-    *(f"{learner}+{t}" for learner in WITH_ROBUST for t in TECHNIQUES),
+    *(f"{entry.name}+{loss}" for entry in registry.entries() if entry.takes_robust_loss for loss in LOSSES),
 ]
 SHAPE = (1, 8, 8)
-SMALL = {
-    "spr": {"expert_epochs": "8", "base_epochs": "8", "hidden": "24", "delayed_size": "40", "purified_size": "30"},
-    "rival": {  # for a stream of a few hundred samples
-        "memory_size": "30",
-        "hidden": "24",
-        "candidates": "20",
-        "gdumb_epochs": "60",
-        "gdumb_cutmix": "0",
-        "multitask_epochs": "5",
-        "l2r_batch": "20",
-        "pencil_stage1": "3",  # of some 40 epochs online
-        "pencil_stage2": "8",
-        "pencil_rate": "20",
-        "jocor_epochs": "2",
-    },
+SMALL = {  # for a stream of a few hundred samples; a learner takes those of its settings
+    "expert_epochs": "8",
+    "base_epochs": "8",
+    "hidden": "24",
+    "delayed_size": "40",
+    "purified_size": "30",
+    "memory_size": "30",
+    "candidates": "20",
+    "cutmix": "0",
+    "l2r_batch": "20",
+    "pencil_stage1": "3",  # of some 40 epochs online
+    "pencil_stage2": "8",
+    "pencil_lr": "20",
+    "jocor_epochs": "2",
 }
+EPOCHS = {"gdumb": "60", "multitask": "5"}
+
+
+def small_settings(name: str) -> dict[str, str]:
+    """Settings of a learner that make it fast."""
+    known = registry.entry(name).settings.__dataclass_fields__
+    epochs = {"epochs": EPOCHS[name]} if name in EPOCHS else {}
+    return {key: value for key, value in SMALL.items() if key in known} | epochs
 
 
 def learner(name: str, seed: int = 0) -> Learner:
-    name, _, technique = name.partition("+")
-    kind, option = ("rival", "robust") if name in RIVALS else ("spr", "features")
-    overrides = SMALL[kind] | ({option: technique} if technique else {})
+    name, _, variant = name.partition("+")
+    entry = registry.entry(name)
+    option = "robust" if entry.takes_robust_loss else "features"
+    overrides = small_settings(name) | ({option: variant} if variant else {})
     options = resolve(dataset="digits", learner=name, device="cpu", preset_name="demo", overrides=overrides).options
-    engine = Engine(CPU)
-    if isinstance(options, RivalSettings):
-        network = Network(make_backbone(options, SHAPE), Head(10))
-        more = {"network": network, "image_shape": SHAPE, "n_classes": 10, "n_stream": 400, "clean": separable(80, 77)}
-        return build_rival(name, options, engine=engine, seed=seed, **more)
-    return build_spr(options, image_shape=SHAPE, n_classes=10, engine=engine, seed=seed)
+    data = DataSpec(image_shape=SHAPE, n_classes=10, n_samples=400, clean=separable(80, 77))
+    return entry.build(options, data, engine=Engine(CPU), seed=seed)
 
 
 def separable(n: int, seed: int = 0, classes: tuple[int, ...] = (0, 1, 2, 3)) -> Batch:
@@ -118,7 +114,7 @@ def test_it_holds_no_more_than_it_may(name):
     one = learner(name)
     for i in range(4):
         reports = one.observe(separable(100, seed=i + 1))
-        assert all(len(report.purified_index) <= 30 for report in reports)
+        assert all(len(report.held_index) <= 30 for report in reports)
         assert all(t.shape[0] <= 30 for n, t in one.state().items() if n.startswith("carried."))
     held = sum(t.shape[0] for n, t in one.state().items() if n.endswith(".images") or n == "images")
     assert held <= 30 + 40  # memory, and what waits
@@ -167,16 +163,6 @@ def test_what_trains_for_a_test_is_kept_until_something_changes(name):
     assert one.classifier() is first
     one.observe(separable(90, seed=2))
     assert one.classifier() is not first
-
-
-def test_what_is_replayed_is_drawn_evenly_and_without_repetition():
-    draws = ReplayDraws(n=10, key=1, first=0)
-    slots = draws.slots(np.full(2000, 30), size=10, capacity=30)
-    assert slots.shape == (2000, 10) and all(len(set(row)) == 10 for row in slots.tolist())
-    counts = np.bincount(slots.ravel(), minlength=30)
-    assert chisquare(counts).pvalue > 0.01
-    few = draws.slots(np.array([0, 4, 10]), size=7, capacity=30)
-    assert set(few[0]) <= set(range(-7, 0)) and set(few[1]) <= set(range(4)) and set(few[2]) <= set(range(10))
 
 
 def test_a_stream_shorter_than_a_batch_is_learned_from():

@@ -9,9 +9,11 @@ import torch
 from purereplay.data.batch import Batch
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.build import build_spr
-from purereplay.learners.settings import SprSettings
+from purereplay.learners.base import DataSpec
+from purereplay.learners.spr.build import build_spr
+from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
+from purereplay.nets.lockstep import drive
 
 
 @pytest.mark.slow
@@ -22,7 +24,8 @@ def test_what_passes_and_what_stays_is_clean(tmp_path):
         short = {"expert_epochs": "300", "base_epochs": "1"}
         settings = resolve(dataset="digits", preset_name="demo", seed=seed, device="cpu", overrides=short)
         assert settings.options.delayed_size == 100
-        results.append(prepare(settings, tmp_path / str(seed)).go())
+        experiment = prepare(settings, tmp_path / str(seed))
+        results.append(drive(experiment.running(), experiment.engine))
     passed = [r["passed_noise"] for r in results]
     held = [1 - r["purity"] for r in results]
     print(f"noise in what passes {np.round(passed, 3)}, in P {np.round(held, 3)}")  # noqa: T201
@@ -45,7 +48,9 @@ def test_a_million_samples_in_constant_memory():
         finetune_epochs=1,
         graphs=1,
     )
-    learner = build_spr(settings, image_shape=(1, 8, 8), n_classes=10, engine=Engine(torch.device("cpu")), seed=0)
+    learner = build_spr(
+        settings, DataSpec(image_shape=(1, 8, 8), n_classes=10), engine=Engine(torch.device("cpu")), seed=0
+    )
     generator = torch.Generator().manual_seed(0)
     after_warm_up = 0
     for start in range(0, 1_000_000, 2500):

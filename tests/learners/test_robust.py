@@ -217,7 +217,7 @@ def test_l2r_leaves_batch_norms_statistics_to_the_real_step():
 
 @pytest.mark.parametrize("learner", ["finetune", "ewc", "multitask", "spr", "self-replay"])
 def test_who_a_technique_does_not_go_with_says_so(learner):
-    with pytest.raises(UserError, match="crs, prs, mir, gdumb, not with"):
+    with pytest.raises(UserError, match="takes no loss against wrong labels: choose one of crs, prs, mir, gdumb"):
         resolve(dataset="digits", learner=learner, overrides={"robust": "sl"}, device="cpu")
 
 

@@ -11,9 +11,11 @@ from purereplay.data.episodes import tasks_for
 from purereplay.data.seeds import derive_seed
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
-from purereplay.learners.build import build_spr, make_spr
-from purereplay.learners.settings import SprSettings, preset_settings
-from purereplay.learners.spr import SPR
+from purereplay.learners.base import DataSpec
+from purereplay.learners.settings import DataFacts, resolve
+from purereplay.learners.spr.build import build_spr, make_spr
+from purereplay.learners.spr.learner import SPR
+from purereplay.learners.spr.settings import SprSettings
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
@@ -21,6 +23,7 @@ from purereplay.nets.lockstep import drive
 from purereplay.purify.self_centered import score_samples
 
 CPU = torch.device("cpu")
+DIGITS = DataSpec(image_shape=(1, 8, 8), n_classes=10)
 TINY = SprSettings(
     delayed_size=30,
     purified_size=20,
@@ -37,7 +40,7 @@ TINY = SprSettings(
 
 
 def learner(settings: SprSettings = TINY, seed: int = 0, engine: Engine | None = None) -> SPR:
-    return build_spr(settings, image_shape=(1, 8, 8), n_classes=10, engine=engine or Engine(CPU), seed=seed)
+    return build_spr(settings, DIGITS, engine=engine or Engine(CPU), seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def test_the_algorithm_step_by_step(stream):
     assert ours.delayed.n == 1 and ours.n_done == 1
     assert report.index.tolist() == stream.order[:30].tolist()
     passed = set(report.index[report.selected_mask].tolist())
-    assert set(report.purified_index.tolist()) <= passed and len(report.purified_index) == min(20, len(passed))
+    assert set(report.held_index.tolist()) <= passed and len(report.held_index) == min(20, len(passed))
     assert ((report.clean_probability >= 0) & (report.clean_probability <= 1)).all()
     assert not report.selected_mask[report.clean_probability == 0].any()
     assert math.isfinite(report.expert_loss) and math.isfinite(report.base_loss)
@@ -122,8 +125,8 @@ def test_state_moves_to_another_learner_at_every_step(stream):
         assert same(moved, whole), f"cut at request {cut}"
 
 
-def test_buffers_judged_together_are_judged_as_if_alone(stream):
-    """The verdicts of a queue, against each expert's features judged one after the other; no features are kept."""
+def test_buffers_scored_together_get_the_scores_of_buffers_scored_alone(stream):
+    """The scores of a queue against each expert's features scored one after the other; no features are kept."""
     ours = learner()
     ours.take(stream.batch(0, 65))
     ours.finish()  # two full buffers and one of five samples
@@ -132,7 +135,7 @@ def test_buffers_judged_together_are_judged_as_if_alone(stream):
     trained = ours.engine.train(jobs)
     with pytest.raises(StopIteration):
         work.send(trained)
-    for number, (waiting, job, expert) in enumerate(zip(ours.queue, jobs, trained, strict=True)):
+    for number, (waiting, job, expert) in enumerate(zip(ours.scored, jobs, trained, strict=True)):
         features = embed(ours.network, expert.state, job.images)
         verdict = score_samples(features, waiting.batch.labels, derive_seed(0, "graphs", number))
         assert torch.equal(waiting.clean_probability, verdict.clean_probability)
@@ -243,7 +246,7 @@ def test_reseed_draws_the_same_numbers_for_every_buffer(stream):
         {"finetune_clip": None},
         {"finetune_clip": 1e-4},
         {"finetune_decay_every": 2},
-        {"finetune_rate": 1e-2},
+        {"finetune_lr": 1e-2},
         {"replay": "halves-distinct"},
         {"replay": "union"},
         {"order": "replay-first"},
@@ -255,7 +258,7 @@ def test_reseed_draws_the_same_numbers_for_every_buffer(stream):
 def test_every_option_changes_the_learner_and_still_learns(stream, option):
     images = stream.batch(0, 50).images
     logits = []
-    usual = replace(TINY, expert_epochs=40, learning_rate=3e-3)  # enough for similarities that are not all 1
+    usual = replace(TINY, expert_epochs=40, lr=3e-3)  # enough for similarities that are not all 1
     for settings in (usual, replace(usual, **option)):
         ours = learner(settings)
         ours.observe(stream.batch(0, 130))
@@ -269,10 +272,9 @@ def test_every_option_changes_the_learner_and_still_learns(stream, option):
 def test_colour_images_take_a_resnet_and_jitter():
     images = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
     settings = replace(TINY, delayed_size=8, network="resnet18", expert_epochs=1, base_epochs=1)
-    ours = build_spr(
-        settings, image_shape=(3, 16, 16), n_classes=2, engine=Engine(CPU), seed=0, mean=(0.5,) * 3, std=(0.2,) * 3
-    )
-    assert ours.judging.expert.views.jitter == (0.5, 0.5, 0.5, 0.2)
+    colour = DataSpec(image_shape=(3, 16, 16), n_classes=2, mean=(0.5,) * 3, std=(0.2,) * 3)
+    ours = build_spr(settings, colour, engine=Engine(CPU), seed=0)
+    assert ours.buffer_filter.expert.views.jitter == (0.5, 0.5, 0.5, 0.2)
     [report] = ours.observe(Batch(images, torch.tensor([0, 1] * 4), torch.arange(8)))
     assert torch.isfinite(report.clean_probability).all()
     assert ours.classifier().logits(images).shape == (8, 2)
@@ -309,7 +311,7 @@ def test_bad_batches_name_the_culprit_and_change_nothing(stream, images, labels,
         ({"expert_epochs": 2.5}, "expert_epochs must be a whole number"),
         ({"expert_epochs": -1}, "more than 0"),
         ({"finetune_batch": True}, "finetune_batch must be a whole number"),
-        ({"learning_rate": float("nan")}, "learning_rate must be a number"),
+        ({"lr": float("nan")}, "lr must be a number"),
         ({"flip": 2}, "at most 1"),
         ({"reseed": 1}, "true or false"),
         ({"colour": 1}, "'colour' is unknown"),
@@ -321,7 +323,7 @@ def test_settings_that_cannot_be_are_named(option, sentence):
 
 
 def test_training_that_diverges_is_an_error_and_not_a_number(stream):
-    ours = learner(replace(TINY, finetune_rate=1e30, finetune_clip=None, finetune_epochs=20))
+    ours = learner(replace(TINY, finetune_lr=1e30, finetune_clip=None, finetune_epochs=20))
     ours.observe(stream.batch(0, 60))
     with pytest.raises(UserError, match="finetune network diverged"):
         ours.classifier()
@@ -345,8 +347,8 @@ def test_purer_than_the_stream_and_better_than_guessing():
     digits = load("digits")
     given = given_labels(digits, noise="symmetric", rate=0.4, seed=3)
     stream = Stream(digits.images, given, tasks=tasks_for("digits", "symmetric")[:2], seed=3)
-    settings = replace(preset_settings("demo"), delayed_size=100, purified_size=100, network="mlp", expert_batch=100)
-    ours = learner(replace(settings, base_batch=100, expert_epochs=100, base_epochs=20), seed=3)
+    short = {"expert_epochs": 100, "base_epochs": 20}
+    ours = learner(resolve(SprSettings, short, DataFacts((1, 8, 8), buffer_size=100), preset="demo"), seed=3)
     ours.observe(stream.batch(0, len(stream)))
     held, _ = ours.purified.contents()
     noisy = given != digits.true_labels
@@ -410,7 +412,7 @@ def test_self_replay_without_d_trains_on_p_alone(stream):
     assert {image.numpy().tobytes() for image in jobs[-1].images} == held and jobs[-1].replay is None
 
 
-def test_a_rival_filter_takes_the_place_of_experts(stream):
+def test_another_filter_replaces_the_experts(stream):
     for kind in ("aum", "incv"):
         ours, asked = worked(replace(TINY, filter=kind, aum_epochs=3, incv_epochs=3), stream)
         assert "expert" not in asked and "filter" in asked and "base" in asked
@@ -439,7 +441,7 @@ def test_the_state_of_an_ablation_moves_to_another_learner(stream, change):
 
 def test_classes_may_come_that_nobody_spoke_of(stream):
     batch = stream.batch(0, 60)
-    few, many = (build_spr(TINY, image_shape=(1, 8, 8), n_classes=n, engine=Engine(CPU), seed=0) for n in (1, 10))
+    few, many = (build_spr(TINY, replace(DIGITS, n_classes=n), engine=Engine(CPU), seed=0) for n in (1, 10))
     with pytest.raises(UserError, match="labels known here"):
         few.observe(batch)
     few.grow(10)
@@ -450,7 +452,7 @@ def test_classes_may_come_that_nobody_spoke_of(stream):
     before = few.classifier()
     few.grow(12)
     assert few.classifier().logits(batch.images).shape == (60, 12) and few.classifier() is not before
-    other = build_spr(TINY, image_shape=(1, 8, 8), n_classes=1, engine=Engine(CPU), seed=0)
+    other = build_spr(TINY, replace(DIGITS, n_classes=1), engine=Engine(CPU), seed=0)
     other.load(few.state())
     assert same(other, few) and other.n_classes == 12
 
@@ -472,5 +474,5 @@ def test_a_corrected_sample_goes_into_p_and_changes_the_classifier(stream):
     with pytest.raises(UserError, match="labels known here"):
         one.correct(Batch(batch.images, torch.tensor([10]), batch.index))
     plain = learner(replace(TINY, filter="none"))
-    with pytest.raises(UserError, match="need the purified buffer"):
+    with pytest.raises(UserError, match="need a purified buffer"):
         plain.correct(corrected)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from purereplay.learners.build import build_spr
 
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
-from purereplay.learners.build import build_spr
 from purereplay.learners.settings import SprSettings
 from purereplay.nets.engine import Engine
 

@@ -29,7 +29,11 @@ def combinations(
     runs: dict[Path, RunSettings] = {}
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
-        folder = "_".join(f"{name}-{chosen[name]}".replace("/", "-").replace(":", "-") for name in varied) or "run"
+        foreign = [name for name in varied if "." in name and name.rpartition(".")[0] != chosen["learner"]]
+        if any(chosen[name] != values[name][0] for name in foreign):
+            continue  # another learner's setting would only repeat this run
+        named = [name for name in varied if name not in foreign]
+        folder = "_".join(f"{name}-{chosen[name]}".replace("/", "-").replace(":", "-") for name in named) or "run"
         if out / folder in runs:
             raise UserError(f"The lists contain {folder} twice.")
         noise, _, rate = chosen["noise"].partition(":")

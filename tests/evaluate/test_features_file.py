@@ -1,4 +1,4 @@
-"""`--features`: the filter on features that the user brings."""
+"""`--features-file`: the filter on the user's own features."""
 
 from pathlib import Path
 
@@ -8,10 +8,11 @@ import torch
 
 from purereplay.data.datasets import load
 from purereplay.errors import UserError
+from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.experiment import prepare
-from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import RunSettings, resolve
-from purereplay.learners.build import make_spr
+from purereplay.learners.spr.build import make_spr
+from purereplay.nets.lockstep import drive
 from purereplay.purify.self_centered import score_samples
 
 SHORT = {"base_epochs": "2", "finetune_epochs": "2", "hidden": "16"}
@@ -19,7 +20,7 @@ SHORT = {"base_epochs": "2", "finetune_epochs": "2", "hidden": "16"}
 
 def settings(path: Path | None, **more) -> RunSettings:
     given = {"dataset": "digits", "preset_name": "demo", "device": "cpu", "overrides": SHORT} | more
-    return resolve(features=None if path is None else str(path), **given)
+    return resolve(features_file=None if path is None else str(path), **given)
 
 
 @pytest.fixture
@@ -32,20 +33,21 @@ def pixels(tmp_path) -> Path:
 def test_no_expert_is_trained_and_the_filter_sees_those_features(pixels, tmp_path):
     chosen = settings(pixels)
     experiment = prepare(chosen, tmp_path / "run")
-    assert chosen.options.features == "file" and "expert" not in plan(chosen, (1437,)).steps
+    assert chosen.options.features == "file" and "expert" not in count_steps(chosen, (1437,)).steps
     reports = experiment.learner.observe(experiment.stream.batch(0, 100))
     index, labels = reports[0].index, reports[0].labels
     features = torch.from_numpy(np.load(pixels)["features"])[index]
     expected = score_samples(features, labels, experiment.learner._seed("graphs", 0)).clean_probability
     assert torch.equal(reports[0].clean_probability, expected.cpu()) and reports[0].expert_loss is None
-    result = prepare(chosen, tmp_path / "whole").go()
+    whole = prepare(chosen, tmp_path / "whole")
+    result = drive(whole.running(), whole.engine)
     assert "expert" not in result["steps"] and result["filtered_noise"] > 0.3  # digits are told apart by their pixels
 
 
 def test_held_out_samples_take_their_features_with_them(pixels, tmp_path):
     experiment = prepare(settings(pixels, validation=True), tmp_path / "run")
     batch = experiment.stream.batch(0, 50)
-    assert torch.equal(experiment.learner.judging.brought[batch.index], batch.images.flatten(1).float())
+    assert torch.equal(experiment.learner.buffer_filter.own_features[batch.index], batch.images.flatten(1).float())
 
 
 def test_a_run_goes_on_with_the_features_it_began_with(pixels, tmp_path):
@@ -54,7 +56,7 @@ def test_a_run_goes_on_with_the_features_it_began_with(pixels, tmp_path):
     experiment._save()
     prepare(settings(pixels), tmp_path / "run", resume=True)
     np.savez(pixels, features=np.load(pixels)["features"] + 1)
-    with pytest.raises(UserError, match=r"features in .*features\.npz are not those that .*run began with"):
+    with pytest.raises(UserError, match=r"features\.npz changed since .*run began"):
         prepare(settings(pixels), tmp_path / "run", resume=True)
 
 
@@ -79,7 +81,7 @@ def test_what_is_asked_for_in_vain_is_one_sentence(tmp_path):
         prepare(settings(tmp_path / "missing.npz"), tmp_path / "run")
     with pytest.raises(UserError, match=r"features\.csv is not an npz file"):
         prepare(settings(tmp_path / "features.csv"), tmp_path / "run")
-    with pytest.raises(UserError, match="crs has none"):
+    with pytest.raises(UserError, match="crs has no filter"):
         settings(tmp_path / "f.npz", learner="crs")
-    with pytest.raises(UserError, match="need a file"):
+    with pytest.raises(UserError, match="needs a file of features"):
         make_spr((1, 8, 8), 10, preset="demo", features="file")
