@@ -100,28 +100,28 @@ def test_demo_replaces_an_earlier_demo_and_nothing_else(tmp_path, monkeypatch):
 
 
 def test_in_a_sweep_a_run_that_diverges_fails_alone(tmp_path):
-    done = run("sweep", "--dataset", "digits", *TINY, "--set", "finetune_rate=0.002,1e30", "--out", tmp_path)
+    done = run("sweep", "--dataset", "digits", *TINY, "--set", "finetune_lr=0.002,1e30", "--out", tmp_path)
     assert done.returncode == 2 and "1 of 2 runs failed: The training of the finetune network diverged" in done.stderr
-    assert (tmp_path / "finetune_rate-0.002" / "result.json").exists() and "failed" in done.stdout
-    assert not (tmp_path / "finetune_rate-1e30" / "result.json").exists()
+    assert (tmp_path / "finetune_lr-0.002" / "result.json").exists() and "failed" in done.stdout
+    assert not (tmp_path / "finetune_lr-1e30" / "result.json").exists()
 
 
-def test_rivals_techniques_and_filters_by_their_options(tmp_path):
-    few = ("--set", "hidden=8", "--set", "gdumb_epochs=2")
-    rivals = ["--learner", "crs,gdumb", "--robust", "none,sl,l2r", "--preset", "demo", "--out", tmp_path / "a"]
-    done = run("sweep", "--dataset", "digits", *few, *rivals)
+def test_baselines_losses_and_filters_by_their_options(tmp_path):
+    few = ("--set", "hidden=8", "--set", "gdumb.epochs=2")
+    baselines = ["--learner", "crs,gdumb", "--robust", "none,sl,l2r", "--preset", "demo", "--out", tmp_path / "a"]
+    done = run("sweep", "--dataset", "digits", *few, *baselines)
     assert done.returncode == 0, done.stderr
     compared = run("compare", *sorted((tmp_path / "a").iterdir()))
     assert all(name in compared.stdout for name in ("crs + sl", "gdumb + l2r", "crs, demo")), compared.stdout
     short = ("--set", "aum_epochs=2", "--set", "incv_epochs=2")
-    judges = ["--learner", "self-centered-filter", "--filter", "aum,incv", "--out", tmp_path / "b"]
-    assert run("sweep", "--dataset", "digits", *TINY, *short, *judges).returncode == 0
+    filters = ["--learner", "self-centered-filter", "--filter", "aum,incv", "--out", tmp_path / "b"]
+    assert run("sweep", "--dataset", "digits", *TINY, *short, *filters).returncode == 0
     graphs = run("sweep", "--dataset", "digits", *TINY, "--graphs", "none,2", "--out", tmp_path / "c")
     assert graphs.returncode == 0 and {p.name for p in (tmp_path / "c").iterdir()} == {"graphs-0", "graphs-2"}
     wrong = run("run", "--dataset", "digits", "--robust", "sl", "--out", tmp_path / "d")
-    assert wrong.returncode == 2 and "go with crs, prs, mir, gdumb, not with spr" in wrong.stderr
+    assert wrong.returncode == 2 and "spr takes no loss against wrong labels: choose one of crs," in wrong.stderr
     twice = run("run", "--dataset", "digits", "--graphs", "3", "--set", "graphs=4", "--out", tmp_path / "d")
-    assert twice.returncode == 2 and "--graphs and --set graphs say the same thing" in twice.stderr
+    assert twice.returncode == 2 and "--graphs and --set graphs set the same value" in twice.stderr
 
 
 def test_sweep_makes_a_folder_per_combination_and_goes_on(tmp_path):
@@ -133,7 +133,7 @@ def test_sweep_makes_a_folder_per_combination_and_goes_on(tmp_path):
     assert all((tmp_path / name / "result.json").exists() for name in folders)
     (tmp_path / folders[0] / "result.json").unlink()
     again = run(*arguments)
-    assert again.returncode == 0 and "3 of them finished before" in again.stdout
+    assert again.returncode == 0 and "3 of them already finished" in again.stdout
     assert (tmp_path / folders[0] / "result.json").exists()
     other = run(*arguments, "--set", "graphs=1")
     assert other.returncode == 2 and "other settings" in other.stderr
@@ -142,7 +142,8 @@ def test_sweep_makes_a_folder_per_combination_and_goes_on(tmp_path):
 def test_lists():
     listed = run("datasets").stdout
     assert all(name in listed for name in ("digits", "mnist", "cifar10", "cifar100", "webvision14", "cifar10n"))
-    assert "gdumb_epochs" in run("settings", "--learner", "gdumb").stdout
+    assert "weight_decay" in run("settings", "gdumb").stdout
+    assert "penultimate" in run("settings", "spr", "--preset", "paper").stdout
     shown = run("settings").stdout
     assert all(name in shown for name in ("paper", "reference", "admission", "expert_epochs"))
 
@@ -157,6 +158,12 @@ def test_estimate():
     [
         (("run", "--dataset", "nonsense", "--out", "x"), "nonsense"),
         (("run", "--set", "graphs", "--out", "x"), "NAME=VALUE"),
+        (("run", "--learner", "crs", "--preset", "typo", "--out", "x"), "preset 'typo' is unknown"),
+        (
+            ("run", "--learner", "crs", "--set", "gdumb_rate=3", "--out", "x"),
+            "'gdumb_rate' is unknown to the learner crs",
+        ),
+        (("settings", "nobody"), "learner 'nobody' is unknown"),
         (("run", "--noise", "loud", "--out", "x"), "loud"),
         (("run", "--noise-rate", "1.5", "--out", "x"), "1.5"),
         (("run", "--episode", "Z", "--out", "x"), "'Z'"),

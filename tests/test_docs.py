@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from purereplay.learners.baselines.settings import ONLINE_RATES, RivalSettings
 from scipy import stats
 from sklearn.datasets import load_digits
 
-from purereplay.learners.baselines.settings import ONLINE_RATES, RivalSettings
 from purereplay.learners.settings import PRESETS
 from purereplay.paper.beside import beside, cells_of, read_results
 from purereplay.paper.numbers import paper_table

@@ -1,6 +1,6 @@
 import json
 import shutil
-from dataclasses import MISSING, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -391,7 +391,7 @@ def test_estimate_counts_and_times(tmp_path):
 
 def test_every_setting_says_what_it_means():
     for entry in registry.entries():
-        for field in entry.settings.__dataclass_fields__.values():
+        for field in fields(entry.settings):
             assert len(field.metadata["meaning"]) >= 8 or field.name in ("lr", "momentum"), (entry.name, field.name)
             assert bool(field.metadata["by_data"]) == (field.default is MISSING), (entry.name, field.name)
             assert field.metadata["source"] or field.metadata["meaning"]

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from purereplay.evaluate.judge import Judge, forgetting, summary
-from purereplay.learners.base import Report
+from purereplay.learners.base import FilterReport
 
 
 class Always:
@@ -27,10 +27,20 @@ def judge(true: list[int] | None = None) -> Judge:
     )
 
 
-def report(selected: list[bool], purified: list[int]) -> Report:
+def report(selected: list[bool], purified: list[int]) -> FilterReport:
     index = torch.tensor([0, 2, 4])
     half = torch.full((3,), 0.5, dtype=torch.float64)
-    return Report(7, index, index // 2, half, half, torch.tensor(selected), torch.tensor(purified), 1.0, 2.0)
+    return FilterReport(
+        buffer=7,
+        index=index,
+        labels=index // 2,
+        clean_probability=half,
+        centrality=half,
+        selected_mask=torch.tensor(selected),
+        held_index=torch.tensor(purified),
+        expert_loss=1.0,
+        base_loss=2.0,
+    )
 
 
 TRUE = [0, 1, 1, 0, 2, 0]  # samples 1, 3 and 5 are noisy

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from purereplay.evaluate.plan import plan
+from purereplay.learners.build import build_spr
 
 from purereplay.data.batch import Batch
-from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.build import build_spr
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.directions import both, main_directions

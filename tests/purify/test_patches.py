@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from purereplay.evaluate.plan import plan
+from purereplay.learners.build import build_spr, make_spr
 from scipy.linalg import sqrtm
 from sklearn.metrics import roc_auc_score
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
 from purereplay.errors import InputError, UserError
-from purereplay.evaluate.plan import plan
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.build import build_spr, make_spr
 from purereplay.learners.settings import own_settings, preset_settings
 from purereplay.nets.engine import Engine
 from purereplay.purify import patches

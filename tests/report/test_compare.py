@@ -4,15 +4,16 @@ from pathlib import Path
 import pytest
 
 from purereplay.errors import UserError
+from purereplay.evaluate.compare import collect, describe_learner
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import resolve
-from purereplay.report.compare import collect, compare, who
+from purereplay.report.compare import show_comparison
 
 
 def finished_run(path: Path, accuracy: float | None, **options) -> Path:
     """A run folder with nothing but settings and a result."""
     settings = resolve(dataset="digits", device="cpu", **options)
-    RunDirectory.create(path, settings)
+    RunDirectory(path).create(settings)
     (path / "result.json").write_text(json.dumps({"accuracy": accuracy, "purity": None}))
     return path
 
@@ -29,7 +30,7 @@ def test_runs_that_differ_by_their_seed_share_a_cell(tmp_path, capsys):
     assert sorted(cells["spr", column].values) == pytest.approx([51, 52, 53])
     assert cells["spr", column].text() == "52.0 ± 1.0" and cells["gdumb", column].text() == "40.0"
     assert cells["spr, graphs=0", column].mean == pytest.approx(60) and ("spr, budget 0.1", column) in cells
-    compare(runs, "accuracy", tmp_path / "bars.svg")
+    show_comparison(cells, "accuracy", tmp_path / "bars.svg")
     shown = capsys.readouterr().out
     assert "52.0 ± 1.0" in shown and "1 to 3 seeds" in shown and (tmp_path / "bars.svg").stat().st_size > 1000
 
@@ -37,7 +38,7 @@ def test_runs_that_differ_by_their_seed_share_a_cell(tmp_path, capsys):
 def test_nothing_to_compare_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="finished run"):
         collect([tmp_path], "accuracy")
-    with pytest.raises(UserError, match="knows its purity"):
+    with pytest.raises(UserError, match="measured its purity"):
         collect([finished_run(tmp_path / "a", 0.5)], "purity")
     with pytest.raises(UserError, match="unknown"):
         collect([tmp_path], "speed")
@@ -45,6 +46,7 @@ def test_nothing_to_compare_is_one_sentence(tmp_path):
 
 def test_every_learner_has_a_name_of_its_own():
     names = [
-        who(resolve(dataset="digits", device="cpu", learner=n)) for n in ("spr", "self-replay", "crs", "multitask")
+        describe_learner(resolve(dataset="digits", device="cpu", learner=n))
+        for n in ("spr", "self-replay", "crs", "multitask")
     ]
     assert names == ["spr", "self-replay", "crs", "multitask"]
