@@ -45,22 +45,24 @@ def upgrade_preset(name: str) -> str:
 
 
 def upgrade_names(learner: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under their present names."""
+    """Return settings under their present names, without settings that only other baselines use.
+
+    All baselines shared one set of settings in version 0.1.0.
+    """
     names = _BY_LEARNER.get(learner, {})
-    # a baseline's former `rate` or `batch_size` that belonged to another baseline gives way to its own
     own = {new: values[old] for old, new in names.items() if old in values}
-    return {name: value for name, value in values.items() if name not in names and name not in own} | own
+    kept = {name: value for name, value in values.items() if name not in names and name not in own} | own
+    if learner not in _BY_LEARNER:
+        return kept
+    declared = {f.name for f in fields(entry(learner).settings)}
+    return {name: value for name, value in kept.items() if name in declared}
 
 
 def upgrade(learner: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a learner that version 0.1.0 saved, without those of other learners.
+    """Return the settings of a learner that version 0.1.0 saved.
 
-    All baselines shared one set of settings then. A setting that depends on the data may be None in a state without
-    images; it is left out.
+    A setting that depends on the data may be None in a state without images; it is left out.
     """
-    declared = {f.name: f for f in fields(entry(learner).settings)}
-    return {
-        name: value
-        for name, value in upgrade_names(learner, values).items()
-        if name in declared and not (value is None and declared[name].metadata["by_data"])
-    }
+    by_data = {f.name for f in fields(entry(learner).settings) if f.metadata["by_data"]}
+    upgraded = upgrade_names(learner, values)
+    return {name: value for name, value in upgraded.items() if value is not None or name not in by_data}
