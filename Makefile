@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint check format test-slow test-gpu bench clean help
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-slow test-gpu bench clean help
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -27,8 +27,19 @@ test-slow: $(READY)  ## the tests that take long (twenty kills, a million sample
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-lint: $(READY)  ## ruff, mypy --strict, the order of the rooms
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+lint: lint-ruff lint-format lint-types lint-imports  ## the four steps below
+
+lint-ruff: $(READY)  ## ruff's rules
+	@$(BIN)/ruff check .
+
+lint-format: $(READY)  ## ruff's formatting, checked only
+	@$(BIN)/ruff format --check .
+
+lint-types: $(READY)  ## mypy --strict
+	@$(BIN)/mypy
+
+lint-imports: $(READY)  ## import-linter: imports go only down the rooms
+	@$(BIN)/lint-imports
 
 check: lint test  ## lint and test
 
