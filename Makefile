@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-slow test-gpu bench clean help
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-slow test-gpu wheel bench clean help
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -46,8 +46,13 @@ check: lint test  ## lint and test
 format: $(READY)  ## let ruff fix and format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+wheel: $(READY)  ## the installable package, in dist/
+	@rm -f dist/purereplay-*.whl
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
 bench: $(READY)  ## speed on this machine, as ratios against plain code (JSON: make bench ARGS="--json new.json")
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
 
-clean:  ## remove the environment and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove the environment, the caches and dist/
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
