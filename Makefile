@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint check format test-slow test-gpu bench clean help
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-slow test-gpu wheel bench clean help
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -27,16 +27,32 @@ test-slow: $(READY)  ## the tests that take long (twenty kills, a million sample
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-lint: $(READY)  ## ruff, mypy --strict, the order of the rooms
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+lint: lint-ruff lint-format lint-types lint-imports  ## the four steps below
+
+lint-ruff: $(READY)  ## ruff's rules
+	@$(BIN)/ruff check .
+
+lint-format: $(READY)  ## ruff's formatting, checked only
+	@$(BIN)/ruff format --check .
+
+lint-types: $(READY)  ## mypy --strict
+	@$(BIN)/mypy
+
+lint-imports: $(READY)  ## import-linter: imports go only down the rooms
+	@$(BIN)/lint-imports
 
 check: lint test  ## lint and test
 
 format: $(READY)  ## let ruff fix and format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+wheel: $(READY)  ## the installable package, in dist/
+	@rm -f dist/purereplay-*.whl
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
 bench: $(READY)  ## speed on this machine, as ratios against plain code (JSON: make bench ARGS="--json new.json")
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
 
-clean:  ## remove the environment and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove the environment, the caches and dist/
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
