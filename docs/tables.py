@@ -130,7 +130,6 @@ TABLES: dict[str, Table | BesidePaper | Verdicts | Misses] = {
             "accuracy, paper": Paper(dataset="cifar10"),
             "filtered noise, budget 0.1": Runs(files=CIFAR10_TENTH, measure="filtered_noise"),
             "filtered noise, paper": Paper(dataset="cifar10", measure="filtered_noise"),
-            "purity of P, budget 0.1": Runs(files=CIFAR10_TENTH, measure="purity"),
         },
         columns=BY_NOISE,
     ),
@@ -241,6 +240,14 @@ TABLES: dict[str, Table | BesidePaper | Verdicts | Misses] = {
             "full scale, seed 1": Runs(files=CIFAR10_FULL),
             "budget 0.1, seed 1": Runs(files="cifar10-symmetric-0.4-budget-0.1/seed-1.json"),
             "budget 0.1, seeds 1–3": Runs(files="cifar10-symmetric-0.4-budget-0.1/*.json"),
+        },
+        columns=MEASURES,
+    ),
+    "cifar10-tenth-measures": Table(
+        head="CIFAR-10, budget 0.1, %",
+        rows={
+            str(noise): Runs(files=CIFAR10_TENTH, where={"noise": noise.noise, "noise_rate": noise.rate})
+            for noise in NOISES
         },
         columns=MEASURES,
     ),
