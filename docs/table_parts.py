@@ -28,9 +28,10 @@ Lines = list[list[str]]  # the heading first
 
 # --- reading results ---
 
-OLD_NAMES: dict[str, str] = {}  # a setting's name in older files -> its name in the declarations below
-MISSING = {"judged_on": "test", "changed": {}, "robust": "none", "filter": "self-centered", "graphs": 5}  # if not saved
-CORRECTIONS: dict[str, Callable[[Result], Result]] = {  # settings that a file's own records do not show
+OLD_NAMES: dict[str, str] = {}  # a setting's name in result files -> its name in tables.py, where they differ
+# fields that older files lack
+MISSING: Result = {"judged_on": "test", "changed": {}, "robust": "none", "filter": "self-centered", "graphs": 5}
+CORRECTIONS: dict[str, Callable[[Result], Result]] = {  # of `changed`, in the names of the files
     # older than the field `changed`
     "cifar10-symmetric-0.4-budget-0.02-small-stem/": lambda changed: {"stem": "small"},
     "cifar10-symmetric-0.4-budget-0.02/restart": lambda changed: {"base_schedule": "restart"},
@@ -56,10 +57,10 @@ def read_results(pattern: str) -> tuple[Result, ...]:
 
 def _completed(result: Result, name: str) -> Result:
     result = MISSING | result
-    changed = {OLD_NAMES.get(key, key): value for key, value in result["changed"].items()}
+    changed = result["changed"]
     for start, correct in CORRECTIONS.items():
         changed = correct(changed) if name.startswith(start) else changed
-    return result | {"changed": changed}
+    return result | {"changed": {OLD_NAMES.get(key, key): value for key, value in changed.items()}}
 
 
 # --- rows, cells ---
@@ -187,7 +188,7 @@ def p_value(other: Callable[[Row], Row], measure: str | None = None) -> ColumnCe
             return "–"
         ours, theirs = values_of(row, measure), values_of(other(row), measure)
         if ours.keys() != theirs.keys():
-            raise ValueError(f"{row} and {other(row)} have other noises or seeds.")
+            raise ValueError(f"{row} and {other(row)} differ in their noises or seeds.")
         p = stats.ttest_rel([ours[key] for key in ours], [theirs[key] for key in ours]).pvalue
         return "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.01 else f"{p:.2f}"
 
@@ -217,7 +218,6 @@ class BesidePaper:
     files: str
     dataset: str
     name: str = "overall_accuracy"
-    budget: float = 1.0
     combined: bool = True  # with the rows of two methods: CRS + L2R
 
     def lines(self) -> Lines:
@@ -226,7 +226,7 @@ class BesidePaper:
 
     def cells(self) -> beside.Cells:
         results = [result for pattern in self.files.split() for result in read_results(pattern)]
-        return beside.cells_of(paper_table(self.name, self.dataset), results, self.budget)
+        return beside.cells_of(paper_table(self.name, self.dataset), results)
 
     def verdicts(self) -> dict[tuple[str, Noise], str]:
         """By cell: "better", "worse", or "" within three points."""
@@ -266,6 +266,8 @@ class Misses:
         for name, methods in self.groups.items():
             own = [key for key in verdicts if key[0] in methods.split(",")]
             worse = [key for key in own if key in missed]
+            if not worse:
+                raise ValueError(f"No cell of {name} is worse: take the group out of the table of misses.")
             missed -= set(worse)
             means = [f"{np.mean([of[key] for key in worse]):.1f}" for of in (_means(cells), theirs)]
             rows.append([name, f"{len(worse)} of {len(own)}", *means])

@@ -20,7 +20,6 @@ from table_parts import (
     NOISES,
     BesidePaper,
     Misses,
-    Noise,
     Paper,
     Row,
     Runs,
@@ -36,6 +35,8 @@ from table_parts import (
     share_of_class,
     steps_a_second,
 )
+
+from purereplay.paper.numbers import Column as Noise
 
 ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(?:\|.*\n)*(<!-- end -->)")
@@ -70,8 +71,8 @@ def _baseline(files: str, learner: str, robust: str = "none", **where: Any) -> R
     return Runs(files=files, where={"learner": learner, "robust": robust, **where})
 
 
-def _filter(graphs: int, filter: str = "self-centered") -> Runs:
-    where = {"filter": filter, "graphs": graphs}
+def _graphs(n: int) -> Runs:
+    where = {"filter": "self-centered", "graphs": n}
     return Runs(files="mnist-filters.jsonl", where=where, measure="filtered_noise")
 
 
@@ -89,10 +90,12 @@ def _width(judged_on: str, **changed: int) -> Runs:
 
 
 def _preset_of_demo(row: Row) -> Runs:
+    assert isinstance(row, Runs)
     return _width(row.where["judged_on"])
 
 
 def _in_tf32(row: Row) -> Runs:
+    assert isinstance(row, Runs)
     return Runs(files="mnist-baselines.jsonl", where=row.where)
 
 
@@ -216,13 +219,13 @@ TABLES: dict[str, Table | BesidePaper | Verdicts | Misses] = {
     "mnist-graphs": Table(
         head="filtered noise, %",
         rows={
-            "weighted graph, no sampling": _filter(0),
-            "5 sampled graphs": _filter(5),
-            "20 sampled graphs": _filter(20),
+            "weighted graph, no sampling": _graphs(0),
+            "5 sampled graphs": _graphs(5),
+            "20 sampled graphs": _graphs(20),
             "weighted graph, paper": Paper(dataset="mnist", method="Non-stochastic", measure="filtered_noise"),
             "5 sampled graphs, paper": Paper(dataset="mnist", measure="filtered_noise"),
         },
-        columns=BY_NOISE | {"p against 5 graphs": p_value(lambda row: _filter(5))},
+        columns=BY_NOISE | {"p against 5 graphs": p_value(lambda row: _graphs(5))},
     ),
     # docs/experiments/budget.md
     "mnist-budget": Table(
@@ -438,7 +441,9 @@ def filled(text: str) -> str:
         return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[3]
 
     if text.count("<!-- table:") != len(MARKED.findall(text)):
-        raise ValueError("A table is marked, but nothing or something else than a table is there before its end.")
+        raise ValueError(
+            "Each `<!-- table: NAME -->` needs its `<!-- end -->`, with nothing but the table between them."
+        )
     return MARKED.sub(generated, text)
 
 
@@ -446,13 +451,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Generate the tables of the documentation from results/.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a table would change")
     check = parser.parse_args().check
-    stale = [page for page in pages() if filled(page.read_text(encoding="utf-8")) != page.read_text(encoding="utf-8")]
-    if not check:
-        for page in stale:
-            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
-    names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
-    if check and stale:
-        sys.exit(f"The tables of {names} differ from results/: run `make tables`.")
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if filled(text) == text:
+            continue
+        if check:
+            sys.exit(f"The tables of {page.relative_to(ROOT)} differ from results/: run `make tables`.")
+        page.write_text(filled(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def test_a_changed_number_an_unknown_table_and_a_missing_end_are_noticed(tables)
     assert tables.filled(page.replace("73.5", "74.5")) == page
     with pytest.raises(KeyError, match="not declared"):
         tables.filled("<!-- table: nothing -->\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="is marked"):
+    with pytest.raises(ValueError, match="needs its"):
         tables.filled("<!-- table: spr-precision -->\n")
 
 
