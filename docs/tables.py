@@ -442,7 +442,7 @@ def filled(text: str) -> str:
 
     if text.count("<!-- table:") != len(MARKED.findall(text)):
         raise ValueError(
-            "Each `<!-- table: NAME -->` needs its `<!-- end -->`, with nothing but the table between them."
+            "Each `<!-- table: NAME -->` needs its `<!-- end -->`, with only a table between."
         )
     return MARKED.sub(generated, text)
 
