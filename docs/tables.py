@@ -441,9 +441,7 @@ def filled(text: str) -> str:
         return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[3]
 
     if text.count("<!-- table:") != len(MARKED.findall(text)):
-        raise ValueError(
-            "Each `<!-- table: NAME -->` needs its `<!-- end -->`, with only a table between."
-        )
+        raise ValueError("Each `<!-- table: NAME -->` needs its `<!-- end -->`, with only a table between.")
     return MARKED.sub(generated, text)
 
 
