@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-slow test-gpu wheel bench clean help
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-slow test-gpu wheel bench tables clean help
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -53,6 +53,9 @@ wheel: $(READY)  ## the installable package, in dist/
 
 bench: $(READY)  ## speed on this machine, as ratios against plain code (JSON: make bench ARGS="--json new.json")
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
+
+tables: $(READY)  ## generate the tables of REPRODUCTION.md and docs/ from the files in results/
+	@$(BIN)/python docs/tables.py
 
 clean:  ## remove the environment, the caches and dist/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

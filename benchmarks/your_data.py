@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from purereplay.learners.baselines.build import build_rival
+from purereplay.learners.baselines.settings import rival_settings
+from purereplay.learners.build import make_backbone
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
-from purereplay.learners.baselines.build import build_rival
-from purereplay.learners.baselines.settings import rival_settings
-from purereplay.learners.build import make_backbone
 from purereplay.learners.settings import PRESETS
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import Head, Network

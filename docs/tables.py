@@ -1,0 +1,459 @@
+"""Generate the tables of the documentation from the files in results/.
+
+    python docs/tables.py            rewrite every table (`make tables`)
+    python docs/tables.py --check    write nothing; fail if a table differs from its result files
+
+A page marks the place of a table by the lines `<!-- table: NAME -->` and `<!-- end -->`. TABLES declares each table:
+its files, which of their results make a row, and what its columns show. The parts are in table_parts.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from table_parts import (
+    NOISES,
+    BesidePaper,
+    Misses,
+    Paper,
+    Row,
+    Runs,
+    Table,
+    Verdicts,
+    each_seed,
+    field_of,
+    mean,
+    mean_over_noises,
+    n_runs,
+    p_value,
+    seconds,
+    share_of_class,
+    steps_a_second,
+)
+
+from purereplay.paper.numbers import Column as Noise
+
+ROOT = Path(__file__).parent.parent
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(?:\|.*\n)*(<!-- end -->)")
+
+BY_NOISE = {str(noise): mean(noise=noise) for noise in NOISES} | {"mean": mean_over_noises}
+MEANS_BY_NOISE = {str(noise): mean(noise=noise, spread=False) for noise in NOISES} | {"mean": mean_over_noises}
+FILTERING = {"accuracy": mean("accuracy"), "filtered noise": mean("filtered_noise"), "purity of P": mean("purity")}
+FILTERING |= {"noise in what passes the filter": mean("passed_noise")}
+MEASURES = FILTERING | {"forgetting": mean("forgetting")}
+
+MNIST = "mnist-full/*.json mnist-filters.jsonl mnist-self-replay.jsonl mnist-baselines.jsonl"
+CIFAR10_TENTH = "cifar10-budget-0.1.jsonl cifar10-symmetric-0.4-budget-0.1/*.json"
+SMALL_STEM = "cifar10-symmetric-0.4-budget-0.02-small-stem/*.json"
+MNIST_ACCURACY = BesidePaper(files=MNIST, dataset="mnist")
+MNIST_FILTERS = BesidePaper(files=MNIST, dataset="mnist", name="filtering_e5")
+MNIST_FILTERS_20 = BesidePaper(files="mnist-filters.jsonl", dataset="mnist", name="filtering_e20")
+CIFAR10_FULL = "cifar10-symmetric-0.4-full/*.json"
+CIFAR10_ACCURACY = BesidePaper(files=f"{CIFAR10_FULL} cifar10-baselines.jsonl", dataset="cifar10")
+CIFAR10_FILTERS = BesidePaper(files=CIFAR10_FULL, dataset="cifar10", name="filtering_e5")
+
+
+def _technique(learner: str, robust: str, noise: Noise = NOISES[1], **changed: float) -> Runs:
+    where = {"learner": learner, "robust": robust, "noise": noise.noise, "noise_rate": noise.rate, "changed": changed}
+    return Runs(files="mnist-techniques.jsonl", where=where)
+
+
+def _crs(optimizer: str, lr: float) -> Runs:
+    return Runs(files="mnist-crs-rates.jsonl", where={"changed": {"optimizer": optimizer, "lr": lr}})
+
+
+def _baseline(files: str, learner: str, robust: str = "none", **where: Any) -> Runs:
+    return Runs(files=files, where={"learner": learner, "robust": robust, **where})
+
+
+def _graphs(n: int) -> Runs:
+    where = {"filter": "self-centered", "graphs": n}
+    return Runs(files="mnist-filters.jsonl", where=where, measure="filtered_noise")
+
+
+def _patches(learner: str, budget: float, **changed: str) -> Runs:
+    where = {"learner": learner, "budget": budget, "changed": {"features": "patches", **changed}}
+    return Runs(files="cifar10-patches.jsonl", where=where)
+
+
+def _combined(dataset: str, **changed: str) -> Runs:
+    return Runs(files="combined-features.jsonl", where={"dataset": dataset, "changed": changed})
+
+
+def _width(judged_on: str, **changed: int) -> Runs:
+    return Runs(files="digits-width.jsonl", where={"judged_on": judged_on, "changed": changed})
+
+
+def _preset_of_demo(row: Row) -> Runs:
+    assert isinstance(row, Runs)
+    return _width(row.where["judged_on"])
+
+
+def _in_tf32(row: Row) -> Runs:
+    assert isinstance(row, Runs)
+    return Runs(files="mnist-baselines.jsonl", where=row.where)
+
+
+def _mnist_experts(measure: str) -> Runs:
+    """The runs of SPR with the seeds of those with patches."""
+    return Runs(files=" ".join(f"mnist-full/*-seed-{seed}.json" for seed in (1, 2, 3)), measure=measure)
+
+
+WIDE = {"hidden": 256, "expert_epochs": 300, "base_epochs": 100}
+SHORT = {"expert_epochs": 300, "base_epochs": 100}
+LONG = {"expert_epochs": 600, "base_epochs": 200}
+RESTART = {"base_schedule": "restart", "replay": "halves-distinct"}
+PRECISION = "mnist-fast-and-plain/{}-*.json"
+OWN_DATA = {"patches": "your-data/{}-*.json", "experts": "your-data/experts/{}-*.json"}
+OWN_DATA |= {"combined": "your-data/combined/{}-*.json"}
+
+TABLES: dict[str, Table | BesidePaper | Verdicts | Misses] = {
+    # REPRODUCTION.md
+    "verdicts": Verdicts(
+        tables={
+            "accuracy, MNIST": MNIST_ACCURACY,
+            "accuracy, CIFAR-10": CIFAR10_ACCURACY,
+            "filtered noise with 5 graphs, MNIST": MNIST_FILTERS,
+            "filtered noise with 20 graphs, MNIST": MNIST_FILTERS_20,
+            "filtered noise with 5 graphs, CIFAR-10": CIFAR10_FILTERS,
+        }
+    ),
+    "mnist-accuracy": replace(MNIST_ACCURACY, combined=False),
+    "mnist-filters": MNIST_FILTERS,
+    "cifar10-accuracy": CIFAR10_ACCURACY,
+    "cifar10-tenth": Table(
+        head="CIFAR-10, %",
+        rows={
+            "accuracy, budget 0.1": Runs(files=CIFAR10_TENTH),
+            "accuracy, paper": Paper(dataset="cifar10"),
+            "filtered noise, budget 0.1": Runs(files=CIFAR10_TENTH, measure="filtered_noise"),
+            "filtered noise, paper": Paper(dataset="cifar10", measure="filtered_noise"),
+        },
+        columns=BY_NOISE,
+    ),
+    "misses": Misses(
+        table=MNIST_ACCURACY,
+        groups={
+            "Multitask with wrong labels": "Multitask",
+            "CRS, PRS and MIR with PENCIL": "CRS + Pencil,PRS + Pencil,MIR + Pencil",
+            "CRS, PRS and MIR with JoCoR": "CRS + JoCoR,PRS + JoCoR,MIR + JoCoR",
+            "MIR with SL": "MIR + SL",
+            "Self-Replay": "Self-Replay",
+        },
+    ),
+    # docs/experiments/mnist-baselines.md
+    "mnist-accuracy-all": MNIST_ACCURACY,
+    "mnist-techniques": Table(
+        head="validation data, %",
+        rows={
+            "symmetric 40: CRS": _baseline(
+                "mnist-crs-rates.jsonl",
+                "crs",
+                noise="symmetric",
+                noise_rate=0.4,
+                changed={"optimizer": "adam", "lr": 2e-5},
+            ),
+            **{
+                f"symmetric 40: CRS + PENCIL, `pencil_lr={lr:g}`": _technique("crs", "pencil", pencil_lr=lr)
+                for lr in (1e-6, 10.0, 30.0, 94.0, 200.0)
+            },
+            "symmetric 40: CRS + PENCIL": _technique("crs", "pencil"),
+            "symmetric 40: MIR + JoCoR, `jocor_forget=0`": _technique("mir", "jocor", jocor_forget=0.0),
+            "symmetric 40: MIR + JoCoR, `jocor_forget=0.2`": _technique("mir", "jocor", jocor_forget=0.2),
+            "symmetric 40: MIR + JoCoR": _technique("mir", "jocor"),
+            "symmetric 60: PRS + JoCoR, `jocor_forget=0`": _technique("prs", "jocor", NOISES[2], jocor_forget=0.0),
+            "symmetric 60: PRS + JoCoR": _technique("prs", "jocor", NOISES[2]),
+            "asymmetric 40: CRS + JoCoR, `jocor_forget=0`": _technique("crs", "jocor", NOISES[4], jocor_forget=0.0),
+            "asymmetric 40: CRS + JoCoR": _technique("crs", "jocor", NOISES[4]),
+            **{f"symmetric 40: Multitask, `epochs={n}`": _technique("multitask", "none", epochs=n) for n in (1, 3, 10)},
+            "symmetric 40: Multitask": _technique("multitask", "none"),
+        },
+        columns={"accuracy": mean("accuracy"), "runs": n_runs},
+    ),
+    "mnist-classes": Table(
+        head="asymmetric 40, accuracy by class, %",
+        rows={
+            "Self-Replay": Runs(files="mnist-self-replay.jsonl", where={"noise": "asymmetric", "noise_rate": 0.4}),
+            "Multitask": _baseline("mnist-baselines.jsonl", "multitask", noise="asymmetric", noise_rate=0.4),
+        },
+        columns={str(number): share_of_class(number) for number in range(10)},
+    ),
+    # docs/experiments/learning-rates.md
+    "mnist-crs-lr": Table(
+        head="CRS, validation accuracy, %",
+        rows={
+            **{f"Adam, {lr:g}": _crs("adam", lr) for lr in (1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 3e-4, 1e-3, 2e-3)},
+            **{f"SGD, {lr:g}": _crs("sgd", lr) for lr in (1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1)},
+        },
+        columns=MEANS_BY_NOISE | {"p against Adam, 2e-05": p_value(lambda row: _crs("adam", 2e-5))},
+    ),
+    "mnist-crs-sgd": Table(
+        head="SGD at 0.01, test accuracy, %",
+        rows={
+            "CRS": _baseline("mnist-crs-sgd.jsonl", "crs"),
+            "CRS + PENCIL": _baseline("mnist-crs-sgd.jsonl", "crs", "pencil"),
+            "CRS + SL": _baseline("mnist-crs-sgd.jsonl", "crs", "sl"),
+            "CRS + JoCoR": _baseline("mnist-crs-sgd.jsonl", "crs", "jocor"),
+            "CRS, paper": Paper(dataset="mnist", method="CRS"),
+        },
+        columns=BY_NOISE,
+    ),
+    "cifar10-crs-lr": Table(
+        head="CRS, learning rate of Adam",
+        rows={
+            f"{lr:g}": Runs(files="cifar10-crs-rates.jsonl", where={"changed": {"lr": lr}})
+            for lr in (2e-5, 1e-4, 5e-4, 2e-3)
+        },
+        columns={"validation accuracy, %": mean("accuracy"), "runs": n_runs},
+    ),
+    # docs/experiments/filters.md
+    "mnist-filters-20": MNIST_FILTERS_20,
+    "mnist-graphs": Table(
+        head="filtered noise, %",
+        rows={
+            "weighted graph, no sampling": _graphs(0),
+            "5 sampled graphs": _graphs(5),
+            "20 sampled graphs": _graphs(20),
+            "weighted graph, paper": Paper(dataset="mnist", method="Non-stochastic", measure="filtered_noise"),
+            "5 sampled graphs, paper": Paper(dataset="mnist", measure="filtered_noise"),
+        },
+        columns=BY_NOISE | {"p against 5 graphs": p_value(lambda row: _graphs(5))},
+    ),
+    # docs/experiments/budget.md
+    "mnist-budget": Table(
+        head="MNIST, symmetric 40, %",
+        rows={
+            "full scale, seeds 1–5": Runs(files="mnist-full/symmetric-0.4-*.json"),
+            "budget 0.1, seeds 1–3": Runs(files="mnist-symmetric-0.4-budget-0.1/*.json"),
+            "experts at full scale, base at 0.1, seeds 1–2": Runs(files="mnist-symmetric-0.4-full-experts/*.json"),
+        },
+        columns=MEASURES,
+    ),
+    "cifar10-budget": Table(
+        head="CIFAR-10, symmetric 40, %",
+        rows={
+            "full scale, seed 1": Runs(files=CIFAR10_FULL),
+            "budget 0.1, seed 1": Runs(files="cifar10-symmetric-0.4-budget-0.1/seed-1.json"),
+            "budget 0.1, seeds 1–3": Runs(files="cifar10-symmetric-0.4-budget-0.1/*.json"),
+        },
+        columns=MEASURES,
+    ),
+    "cifar10-tenth-measures": Table(
+        head="CIFAR-10, budget 0.1, %",
+        rows={
+            str(noise): Runs(files=CIFAR10_TENTH, where={"noise": noise.noise, "noise_rate": noise.rate})
+            for noise in NOISES
+        },
+        columns=MEASURES,
+    ),
+    # docs/experiments/cifar10-stem.md
+    "cifar10-stem": Table(
+        head="CIFAR-10, symmetric 40, budget 0.02, %",
+        rows={
+            "SPR, ImageNet stem": Runs(files="cifar10-symmetric-0.4-budget-0.02/continuing-*.json"),
+            "SPR, ImageNet stem, schedule restarted": Runs(files="cifar10-symmetric-0.4-budget-0.02/restart-*.json"),
+            "SPR, 3×3 stem": Runs(files=SMALL_STEM),
+            "SPR, 3×3 stem, schedule restarted, P drawn without replacement": Runs(
+                files="cifar10-small-stem-variant.jsonl", where={"learner": "spr"}
+            ),
+            "Self-Centered filter, 3×3 stem": Runs(
+                files="cifar10-small-stem-variant.jsonl", where={"learner": "self-centered-filter"}
+            ),
+        },
+        columns=MEASURES,
+    ),
+    # docs/experiments/patches.md
+    "patches": Table(
+        head="symmetric 40, %",
+        rows={
+            "SPR on digits, experts": Runs(files="digits-patches.jsonl", where={"changed": {}}),
+            "SPR on digits, patches": Runs(files="digits-patches.jsonl", where={"changed": {"features": "patches"}}),
+            "Self-Centered filter on CIFAR-10, patches": _patches("self-centered-filter", 1.0),
+            "SPR on CIFAR-10, budget 0.1, experts": Runs(files="cifar10-symmetric-0.4-budget-0.1/*.json"),
+            "SPR on CIFAR-10, budget 0.1, patches": _patches("spr", 0.1),
+            "SPR on CIFAR-10, budget 0.02, 3×3 stem, experts": Runs(files=SMALL_STEM),
+            "SPR on CIFAR-10, budget 0.02, 3×3 stem, patches": _patches("spr", 0.02, stem="small"),
+            "the same, schedule restarted, experts": Runs(
+                files="cifar10-small-stem-variant.jsonl", where={"learner": "spr"}
+            ),
+            "the same, schedule restarted, patches": _patches("spr", 0.02, stem="small", **RESTART),
+        },
+        columns=FILTERING,
+    ),
+    "mnist-patches": Table(
+        head="SPR on MNIST at full scale, %",
+        rows={
+            "accuracy, experts": _mnist_experts("accuracy"),
+            "accuracy, patches": Runs(files="mnist-patches.jsonl"),
+            "filtered noise, experts": _mnist_experts("filtered_noise"),
+            "filtered noise, patches": Runs(files="mnist-patches.jsonl", measure="filtered_noise"),
+        },
+        columns=BY_NOISE
+        | {
+            "p against experts": p_value(lambda row: _mnist_experts(row.measure)),
+        },
+    ),
+    # docs/experiments/combined-features.md
+    "combined": Table(
+        head="%",
+        rows={
+            "CIFAR-10, symmetric 40, budget 0.02, 3×3 stem: experts": Runs(files=SMALL_STEM),
+            "CIFAR-10, symmetric 40, budget 0.02, 3×3 stem: patches": _patches("spr", 0.02, stem="small"),
+            "CIFAR-10, symmetric 40, budget 0.02, 3×3 stem: combined": _combined(
+                "cifar10", stem="small", features="combined"
+            ),
+            "MNIST, symmetric 60, budget 0.1: experts": _combined("mnist"),
+            "MNIST, symmetric 60, budget 0.1: combined": _combined("mnist", features="combined"),
+            "digits, symmetric 40: experts": _combined("digits"),
+            "digits, symmetric 40: patches": _combined("digits", features="patches"),
+            "digits, symmetric 40: combined": _combined("digits", features="combined"),
+        },
+        columns=FILTERING,
+    ),
+    "combined-seeds": Table(
+        head="MNIST, symmetric 60, budget 0.1",
+        rows={
+            "experts": _combined("mnist"),
+            "combined": _combined("mnist", features="combined"),
+            "experts, paper at full scale": Paper(dataset="mnist"),
+        },
+        columns={
+            "accuracy by seed, %": lambda row: "–" if isinstance(row, Paper) else each_seed(row),
+            "accuracy, %": mean(noise=NOISES[2]),
+            "filtered noise, %": mean("filtered_noise", NOISES[2]),
+        },
+    ),
+    # docs/experiments/own-data-features.md
+    "own-data-features": Table(
+        head="%",
+        rows={
+            f"{images}: {features}": Runs(files=files.format(name))
+            for name, images in (("digits", "digits, 8×8"), ("mnist", "MNIST, 28×28"), ("cifar10", "CIFAR-10, 32×32"))
+            for features, files in OWN_DATA.items()
+        },
+        columns={
+            "area under the ROC curve": mean("auc"),
+            "wrong among the accepted": mean("wrong_among_accepted"),
+            "rejected": mean("rejected"),
+            "accuracy on new images": mean("accuracy"),
+            "seconds to learn": seconds("learn"),
+        },
+    ),
+    # docs/experiments/demo-width.md
+    "demo-width": Table(
+        head="networks; epochs of experts and base; evaluated on",
+        rows={
+            f"{networks}; {on}": _width(on, **changed)
+            for on in ("validation", "test")
+            for networks, changed in (
+                ("64-256-256; 300, 100", WIDE),
+                ("64-128-128; 300, 100", SHORT),
+                ("64-128-128; 450, 150 (the preset)", {}),
+                ("64-128-128; 600, 200", LONG),
+            )
+            if (on, changed) != ("test", LONG)
+        },
+        columns={
+            "seeds": n_runs,
+            "accuracy, %": mean("accuracy"),
+            "filtered noise, %": mean("filtered_noise"),
+            "seconds a run": seconds("total"),
+            "p of accuracy against the preset": p_value(_preset_of_demo),
+            "p of filtered noise": p_value(_preset_of_demo, "filtered_noise"),
+        },
+    ),
+    # docs/experiments/precision.md
+    "spr-precision": Table(
+        head="precision",
+        rows={name: Runs(files=PRECISION.format(name)) for name in ("bf16", "float32")},
+        columns={
+            "accuracy, %": mean(),
+            "by seed, 1 to 8": each_seed,
+            "p against bf16": p_value(lambda row: Runs(files=PRECISION.format("bf16"))),
+            "seconds a run": seconds("total"),
+        },
+    ),
+    "baselines-precision": Table(
+        head="baseline",
+        rows={
+            name: _baseline("mnist-baselines-float32.jsonl", learner, robust)
+            for name, learner, robust in (
+                ("GDumb", "gdumb", "none"),
+                ("CRS", "crs", "none"),
+                ("CRS + SL", "crs", "sl"),
+                ("CRS + PENCIL", "crs", "pencil"),
+            )
+        },
+        columns={
+            "runs": n_runs,
+            "accuracy in float32, %": mean_over_noises,
+            "in TF32, %": lambda row: mean_over_noises(_in_tf32(row)),
+            "p": p_value(_in_tf32),
+        },
+    ),
+    # docs/performance.md
+    "run-times": Table(
+        head="seconds a run",
+        rows={
+            "SPR on MNIST, full scale, 5 runs together": Runs(files="mnist-full/*-seed-1.json"),
+            "SPR on MNIST, full scale, 20 runs together": Runs(
+                files=" ".join(f"mnist-full/*-seed-{seed}.json" for seed in (2, 3, 4, 5))
+            ),
+            "SPR on CIFAR-10, full scale, alone": Runs(files=CIFAR10_FULL),
+            "SPR on CIFAR-10, budget 0.1, 3 runs together": Runs(files="cifar10-symmetric-0.4-budget-0.1/*.json"),
+            "Self-Replay on MNIST, full scale, 15 runs together": Runs(files="mnist-self-replay.jsonl"),
+            "the demo, 15 runs together": _width("test"),
+        },
+        columns={
+            "device": field_of("device"),
+            "experts": seconds("expert"),
+            "base": seconds("base"),
+            "finetuning": seconds("finetune"),
+            "everything else": seconds("other"),
+            "total": seconds("total"),
+            "expert steps a second": steps_a_second("expert"),
+            "base steps a second": steps_a_second("base"),
+        },
+    ),
+}
+
+
+def pages() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """A page with its tables generated anew."""
+
+    def generated(match: re.Match[str]) -> str:
+        if match[2] not in TABLES:
+            raise KeyError(f"The table {match[2]} is not declared in docs/tables.py.")
+        lines = TABLES[match[2]].lines()
+        lines.insert(1, ["---"] * len(lines[0]))
+        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[3]
+
+    if text.count("<!-- table:") != len(MARKED.findall(text)):
+        raise ValueError("Each `<!-- table: NAME -->` needs its `<!-- end -->`, with only a table between.")
+    return MARKED.sub(generated, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Generate the tables of the documentation from results/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a table would change")
+    check = parser.parse_args().check
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if filled(text) == text:
+            continue
+        if check:
+            sys.exit(f"The tables of {page.relative_to(ROOT)} differ from results/: run `make tables`.")
+        page.write_text(filled(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
