@@ -145,9 +145,9 @@ def test_a_file_that_is_not_a_list_is_an_error(folder):
         open_source(str(folder / "nowhere.csv"), state=state)
     with pytest.raises(UserError, match=r"--follow needs a folder; .*list\.csv is not one"):
         open_source(str(folder / "list.csv"), state=state, follow=True)
-    with pytest.raises(UserError, match="--root needs a folder; .*nowhere is not one"):
+    with pytest.raises(UserError, match=r"--root needs a folder; .*nowhere is not one"):
         open_source(str(folder / "list.csv"), state=state, root=folder / "nowhere")
-    with pytest.raises(UserError, match="--root is for lists and pipes; .*data is a folder"):
+    with pytest.raises(UserError, match=r"--root is for lists and pipes; .*data is a folder"):
         open_source(str(folder), state=state, root=folder)
 
 

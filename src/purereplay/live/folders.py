@@ -55,7 +55,7 @@ class ImageFolder:
         return path.relative_to(self.root).as_posix()
 
     def follow(self, pause: float = 1.0) -> Chunks:
-        """Yield files that did not change during a pause, and again after a change; an empty chunk if there are none."""
+        """Yield files that did not change during a pause, and again after a change; an empty chunk if none."""
         before: dict[str, tuple[int, int]] = {}
         while True:
             now, settled = {}, []

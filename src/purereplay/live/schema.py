@@ -80,7 +80,7 @@ def version_of(database: sqlite3.Connection, path: Path) -> int:
         [n_tables] = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version > VERSION:
         raise UserError(
-            f"{path} was written by a newer purereplay (schema {version}, this version reads up to {VERSION}): upgrade it."
+            f"{path} was written by a newer purereplay (schema {version}, this one reads up to {VERSION}): upgrade it."
         )
     if version == 0 and n_tables:
         raise UserError(f"{path} is not the database of a state.")
