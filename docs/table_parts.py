@@ -5,7 +5,7 @@ Shares are shown in %, as mean ± standard deviation over seeds. Every result is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from purereplay.errors import UserError
+from purereplay.evaluate.compare import Cell
 from purereplay.paper import beside
 from purereplay.paper.numbers import Column as Noise
-from purereplay.paper.numbers import paper_table, table_names
-from purereplay.report.compare import Cell
+from purereplay.paper.numbers import paper_table, paper_tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -242,7 +241,7 @@ class Verdicts:
 
     def lines(self) -> Lines:
         head = ["table of the paper", "cells", "measured", f"within {beside.CLOSE:g} points", "better", "worse"]
-        rows, rest = [], sum(len(values) for values in _all_tables())
+        rows, rest = [], sum(len(table.values) for table in paper_tables())
         for name, table in self.tables.items():
             n, verdicts = len(paper_table(table.name, table.dataset).values), list(table.verdicts().values())
             rest -= n
@@ -277,12 +276,3 @@ class Misses:
 
 def _means(cells: beside.Cells) -> dict[tuple[str, Noise], float]:
     return {key: cell.mean for key, cell in cells.items()}
-
-
-def _all_tables() -> Iterable[dict[tuple[str, Noise], float]]:
-    for name in table_names():
-        for dataset in ("mnist", "cifar10", "cifar100", "webvision"):
-            try:
-                yield paper_table(name, dataset).values
-            except UserError:  # the paper has no such table
-                continue

@@ -97,7 +97,7 @@ COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 
 
 def settings_of(words: list[str]) -> set[str]:
-    """The settings that the learners of a command have in common, and those of one learner with its name before them."""
+    """The settings that the learners of a command share, and each learner's with its name before them."""
     named = words[words.index("--learner") + 1].split(",") if "--learner" in words else ["spr"]
     known = [registry.entry(name) for name in (named if "$" not in "".join(named) else registry.names())]
     common = set.intersection(*({f.name for f in fields(entry.settings)} for entry in known))

@@ -28,17 +28,18 @@ from purereplay.data.labels import LabelBook, in_order, label_array, label_from_
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, UserError
-from purereplay.evaluate.settings import pick_device, pick_precision
-from purereplay.learners.audited import AuditedLearner
-from purereplay.learners.build import build_spr
-from purereplay.learners.options import from_json
-from purereplay.learners.settings import RANGES, SprSettings, own_settings
+from purereplay.learners.base import DataSpec
+from purereplay.learners.recorded import RecordedLearner
+from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
+from purereplay.learners.settings import DataFacts, from_json, resolve
+from purereplay.learners.spr.build import build_spr
+from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
 from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate
 
-FORMAT = 1  # of saved files
+FORMAT = 2  # of saved files; version 0.1.0 wrote format 1
 _NAMED = ("delayed_size", "purified_size", "expert_epochs", "base_epochs")  # settings that are arguments
 _SUSPECT: list[tuple[str, Any]] = [
     ("id", object),  # the sample's
@@ -79,7 +80,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __init__(
         self,
         *,
-        preset: str = "daily",
+        preset: str = "live",
         delayed_size: int | None = None,
         purified_size: int | None = None,
         expert_epochs: int | None = None,
@@ -107,7 +108,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self._begin(samples)
         self._know(in_order(labels))
         self._put(samples, labels, None)
-        self._audited.work(flush=True)
+        self._recorded.work(flush=True)
         return self
 
     def partial_fit(
@@ -134,13 +135,13 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             self._begin(samples)
         self._know([*named, *labels])
         self._put(samples, labels, names)
-        self._audited.work()
+        self._recorded.work()
         return self
 
     def flush(self) -> Self:
         """Judge the samples that are still held back in a delayed buffer that is not full; more may come after."""
         check_is_fitted(self)
-        self._audited.work(flush=True)
+        self._recorded.work(flush=True)
         return self
 
     # ---------------------------------------------------------------- classifying
@@ -176,8 +177,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         `buffer` (the number of the delayed buffer in which it was judged) and `passed` (the decision).
         """
         check_is_fitted(self)
-        judged = self._audited.judged.table()
-        found = np.empty(self._audited.judged.n, _SUSPECT)
+        judged = self._recorded.verdicts.table()
+        found = np.empty(self._recorded.verdicts.n, _SUSPECT)
         found["id"] = self._names.of(range(len(found)))
         found["label"] = self._labels.given(judged.labels, objects=True)
         for name, column in zip(_SUSPECT[2:], judged[1:], strict=True):
@@ -187,19 +188,19 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def purified(self) -> Purified:
         """The samples that are believed to be clean and are kept for replay."""
         check_is_fitted(self)
-        held = self._audited.learner.held()
-        images = held.images if self._audited.scale is None else self._audited.scale.undo(held.images.cpu())
+        held = self._recorded.learner.held()
+        images = held.images if self._recorded.scale is None else self._recorded.scale.undo(held.images.cpu())
         return Purified(
             as_given(images),
             self._labels.given(held.labels),
             label_array(self._names.of(held.index.tolist())),
-            self._audited.judged.table().clean_probability[held.index].numpy(),
+            self._recorded.verdicts.table().clean_probability[held.index].numpy(),
         )
 
     def noise_estimate(self) -> NoiseEstimate:
         """How many of the labels judged so far are wrong, overall and by class, each with a 95 % interval."""
         check_is_fitted(self)
-        overall, rates = self._audited.noise()
+        overall, rates = self._recorded.noise()
         return NoiseEstimate(overall, dict(zip(self._labels.labels, rates, strict=True)))
 
     # ---------------------------------------------------------------- files
@@ -224,6 +225,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             tensors, facts, _ = unpack_tensors(Path(path))
         except ValueError as error:
             raise UserError(f"{path} {error}.") from error
+        if facts.get("format") == 1:
+            facts = _from_format_1(facts)
         if facts.get("format") != FORMAT:
             raise UserError(f"{path} has format {facts.get('format')!r}, this version reads format {FORMAT}.")
         facts["labels"] = [label_from_json(label) for label in facts["labels"]]
@@ -237,20 +240,20 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return {
             "params": {name: _plain(value) for name, value in params.items()},
             "options": asdict(self._options),  # resolved: a later version's presets change nothing
-            "seed": self._audited.learner.seed,
-            "shape": self._audited.learner.image_shape,
-            "vectors": self._audited.is_vectors,
+            "seed": self._recorded.learner.seed,
+            "shape": self._recorded.learner.image_shape,
+            "vectors": self._recorded.is_vectors,
             "labels": list(self._labels.labels),
         }
 
     def _tensors(self) -> State:
-        return self._audited.state() | {"sample_ids": self._names.state()}
+        return self._recorded.state() | {"sample_ids": self._names.state()}
 
     def _restore(self, facts: dict[str, Any], tensors: State) -> None:
-        options = from_json(SprSettings, facts["options"], RANGES)
+        options = from_json(SprSettings, facts["options"])
         self._build(options, tuple(facts["shape"]), facts["vectors"], facts["seed"])
         self._know(facts["labels"])
-        self._audited.load({name: t for name, t in tensors.items() if name != "sample_ids"})
+        self._recorded.load({name: t for name, t in tensors.items() if name != "sample_ids"})
         self._names.load(tensors["sample_ids"])
         self.n_seen_ = self._names.n
 
@@ -269,7 +272,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     # ---------------------------------------------------------------- small parts
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_audited")
+        return hasattr(self, "_recorded")
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -279,7 +282,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def _begin(self, samples: Tensor) -> None:
         """Forget everything; the first samples say what there is to learn from."""
         shape, vectors = _shape(samples), is_vectors(samples)
-        options = own_settings(self.preset, self._chosen(), shape, vectors=vectors)
+        facts = DataFacts(shape, is_vectors=vectors)
+        options = resolve(SprSettings, self._chosen(), facts, preset=self.preset)
         if isinstance(self.random_state, int | np.integer):
             seed = int(self.random_state)
         else:
@@ -298,12 +302,13 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def _build(self, options: SprSettings, shape: Shape, vectors: bool, seed: int) -> None:
         device = pick_device(self.device)
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
-        learner = build_spr(options, image_shape=shape, n_classes=0, engine=engine, seed=seed, vectors=vectors)
+        data = DataSpec(image_shape=shape, n_classes=0, is_vectors=vectors)
+        learner = build_spr(options, data, engine=engine, seed=seed)
         # the bits shall not depend on the pieces in which the stream comes. One buffer after the other they never do;
-        # with the GPU's CudaLoop, which is for experts on images, training many side by side changes none either
-        learner.judging.apart = True
+        # with the GPU's fused loop, which is for experts on images, training many side by side changes none either
+        learner.buffer_filter.one_by_one = True
         together = device == "cuda" and not vectors and options.filter == "self-centered"
-        self._audited = AuditedLearner(learner, lookahead=64 if together else 1)
+        self._recorded = RecordedLearner(learner, lookahead=64 if together else 1)
         self._options, self._labels, self._names = options, LabelBook(), SampleNames()
         self.n_seen_ = 0
         if vectors:
@@ -313,11 +318,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def _know(self, labels: Sequence[Hashable]) -> None:
         self._labels.know(labels)
-        self._audited.grow(len(self._labels.labels))
+        self._recorded.grow(len(self._labels.labels))
         self.classes_ = self._labels.classes
 
     def _put(self, samples: Tensor, labels: Sequence[Hashable], names: list[Name] | None) -> None:
-        self._audited.put(samples, self._labels.numbers(labels))
+        self._recorded.put(samples, self._labels.numbers(labels))
         self._names.add(names, len(labels))
         self.n_seen_ = self._names.n
 
@@ -326,12 +331,12 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         check_is_fitted(self)
         samples = read_samples(X)
         self._check_shape(samples)
-        classifier = self._audited.classifier()
+        classifier = self._recorded.classifier()
         if classifier is None:
             with np.errstate(divide="ignore"):
-                logarithms = np.log(self._audited.n_given.numpy()[self._labels.columns])
+                logarithms = np.log(self._recorded.n_given.numpy()[self._labels.columns])
             return np.tile(logarithms, (len(samples), 1))
-        scores: NDArray[np.float64] = classifier.logits(self._audited.scaled(samples)).double().cpu().numpy()
+        scores: NDArray[np.float64] = classifier.logits(self._recorded.scaled(samples)).double().cpu().numpy()
         return scores[:, self._labels.columns]
 
     def _read(self, X: Any, y: Any) -> tuple[Tensor, list[Hashable]]:
@@ -351,7 +356,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def _check_shape(self, samples: Tensor) -> None:
         """Raise unless these samples are like those learned from."""
-        ours, vectors = self._audited.learner.image_shape, self._audited.is_vectors
+        ours, vectors = self._recorded.learner.image_shape, self._recorded.is_vectors
         if _shape(samples) == ours and is_vectors(samples) == vectors:
             return
         name = type(self).__name__
@@ -364,6 +369,14 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 def _shape(samples: Tensor) -> Shape:
     channels, height, width = samples.shape[1:]
     return channels, height, width
+
+
+def _from_format_1(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts that version 0.1.0 saved under the present names."""
+    params = facts["params"] | {"preset": upgrade_preset(facts["params"]["preset"])}
+    if params["settings"] is not None:
+        params["settings"] = upgrade_names("spr", params["settings"])
+    return facts | {"format": FORMAT, "params": params, "options": upgrade("spr", facts["options"])}
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a state says of itself: the audit, corrections, predictions, also while another process writes."""
+"""Audit, status, corrections and predictions of a state, also while another process writes."""
 
 import csv
 import json
@@ -11,10 +11,11 @@ import torch
 from tiny_state import fingerprint, items, picture, png, tiny
 
 from purereplay.errors import UserError
-from purereplay.live import classifying
-from purereplay.live.audit import COLUMNS, audit, status
-from purereplay.live.classifying import Prediction, predict, ready_classifier, with_current
+from purereplay.live import predict as predicting
+from purereplay.live.audit import COLUMNS, audit
 from purereplay.live.corrections import correct
+from purereplay.live.predict import Prediction, image_files, predict, ready_classifier, with_current
+from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 
@@ -23,7 +24,7 @@ ENGINE = Engine(torch.device("cpu"))
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Two judged buffers of three labels, and five samples that wait."""
+    """Two scored buffers of three labels, and five samples that wait."""
     folder = tmp_path_factory.mktemp("finished") / "state"
     with tiny(folder) as session:
         session.take(items(0, 45))
@@ -50,7 +51,7 @@ def fix(state: Path, text: str) -> list:
 
 
 def held(state: Path) -> dict[str, tuple[str, float]]:
-    """Who is in P, with label and probability."""
+    """Contents of P: label and clean probability by id."""
     with tiny(state) as session:
         batch, probability = session.learner.purified.contents()
         labels, rows = session.store.labels(), session.store.rows(batch.index.tolist())
@@ -58,7 +59,7 @@ def held(state: Path) -> dict[str, tuple[str, float]]:
         return {row.id: (labels[code], p) for row, code, p in found}
 
 
-def test_an_audit_lists_every_judgement(state):
+def test_an_audit_lists_every_decision(state):
     rows = audited(state)
     assert tuple(rows[0]) == COLUMNS and {row["id"] for row in rows} == {f"s{i}" for i in range(40)}
     known = fingerprint(state)
@@ -92,19 +93,19 @@ def test_the_likely_other_label_is_the_classifier_s(state):
     assert others > 0
 
 
-def test_before_anything_is_judged(tmp_path):
+def test_before_anything_is_scored(tmp_path):
     with tiny(tmp_path / "state") as session:
         session.take(items(0, 5))
     assert audited(tmp_path / "state") == []
     with Store.reading(tmp_path / "state") as store:
-        with pytest.raises(UserError, match="has no classifier yet"):
+        with pytest.raises(UserError, match="has no classifier yet, since no sample has passed the filter"):
             ready_classifier(store, ENGINE)
         assert status(store)["waiting"] == 5
     with pytest.raises(UserError, match="holds no state"), Store.reading(tmp_path / "nowhere"):
         pass
 
 
-def test_an_audit_is_there_whole_or_not_at_all(state, monkeypatch):
+def test_an_audit_is_written_whole_or_not_at_all(state, monkeypatch):
     out = state.parent / "audit.csv"
     out.write_text("the last one")
     with monkeypatch.context() as patch, Store.reading(state) as store:
@@ -120,11 +121,11 @@ def test_status_counts(state):
     fix(state, "id,label\ns1,label 2\n")
     with Store.reading(state) as store:
         facts = status(store)
-    assert (facts["samples"], facts["judged"], facts["waiting"], facts["corrected"]) == (45, 40, 5, 1)
+    assert (facts["samples"], facts["scored"], facts["waiting"], facts["corrected"]) == (45, 40, 5, 1)
     assert facts["accepted"] + facts["rejected"] == 40 and facts["buffers"] == 2
     assert facts["purified"] == len(held(state)) and facts["image_shape"] == (1, 6, 6)
     assert [(c["label"], c["samples"]) for c in facts["classes"]] == [(f"label {i}", 15) for i in range(3)]
-    assert sum(c["judged"] for c in facts["classes"]) == 40
+    assert sum(c["scored"] for c in facts["classes"]) == 40
     assert sum(c["rejected"] for c in facts["classes"]) == facts["rejected"]
     json.dumps(facts)
 
@@ -147,7 +148,7 @@ def test_corrected_labels_go_into_p_with_probability_1(state):
         assert ready_classifier(store, ENGINE)[1] == ["label 0", "label 1", "label 2", "brand new"]
 
 
-def test_the_last_correction_counts_and_the_same_again_is_none(state):
+def test_the_last_correction_is_in_effect_and_repeating_it_changes_nothing(state):
     assert fix(state, "id,label\ns1,a\n")[0].new
     before = fingerprint(state)
     assert not fix(state, "id,label\ns1,a\n")[0].new and fingerprint(state) == before
@@ -157,10 +158,10 @@ def test_the_last_correction_counts_and_the_same_again_is_none(state):
 
 
 def test_bad_corrections_are_refused_and_the_rest_is_applied(state):
-    text = "id,label\nnobody,a\ns44,a\ns1,\n,a\ns2,a\ns2,b\ns3,c\n"
+    text = "id,label\nunknown,a\ns44,a\ns1,\n,a\ns2,a\ns2,b\ns3,c\n"
     outcomes = fix(state, text)
     reasons = [outcome.error or "" for outcome in outcomes]
-    assert "is not the id of a sample" in reasons[0] and "is not judged yet" in reasons[1]
+    assert "is not the id of a sample" in reasons[0] and "is not scored yet" in reasons[1]
     assert reasons[2] == "has no label" and "has no id" in reasons[3] and "earlier line" in reasons[5]
     assert [outcome.new for outcome in outcomes] == [False, False, False, False, True, False, True]
     assert held(state)["s2"] == ("a", 1.0) and held(state)["s3"] == ("c", 1.0)
@@ -168,7 +169,7 @@ def test_bad_corrections_are_refused_and_the_rest_is_applied(state):
         fix(state, "name,label\ns1,a\n")
 
 
-def test_corrections_stay_while_learning_goes_on(state):
+def test_corrections_stay_while_learning_continues(state):
     fix(state, "id,label\ns1,label 2\n")
     with tiny(state) as session:
         session.take(items(45, 100))
@@ -176,7 +177,7 @@ def test_corrections_stay_while_learning_goes_on(state):
     assert held(state)["s1"] == ("label 2", 1.0)
 
 
-def test_a_correction_that_is_cut_off_changes_nothing(state, monkeypatch):
+def test_an_interrupted_correction_changes_nothing(state, monkeypatch):
     before = fingerprint(state)
     monkeypatch.setattr("purereplay.live.store.write_whole", lambda *_: (_ for _ in ()).throw(UserError("full")))
     with pytest.raises(UserError, match="full"):
@@ -191,12 +192,12 @@ def test_the_classifier_is_kept_until_something_changes(state, monkeypatch):
     with Store.reading(state) as store:
         first, _ = ready_classifier(store, ENGINE)
         with monkeypatch.context() as patch:
-            patch.setattr(classifying, "load_learner", lambda *_: pytest.fail("it was finetuned again"))
+            patch.setattr(predicting, "load_learner", lambda *_: pytest.fail("it was finetuned again"))
             second, labels = ready_classifier(store, ENGINE)
     assert first.state.keys() == second.state.keys() and len(labels) == 3
     assert all(torch.equal(first.state[name], second.state[name]) for name in first.state)
     [kept] = state.glob("classifier-*")
-    kept.write_bytes(b"damaged")  # it is made again
+    kept.write_bytes(b"damaged")  # it is finetuned again
     with Store.reading(state) as store:
         third, _ = ready_classifier(store, ENGINE)
     assert all(torch.equal(first.state[name], third.state[name]) for name in first.state)
@@ -222,8 +223,18 @@ def test_predictions(state, tmp_path):
     assert torch.equal(torch.stack([a.probabilities for a in answers if a.probabilities is not None]), expected)
 
 
-def test_readers_go_on_while_another_process_replaces_the_learner(state, tmp_path):
-    """The file that a reader is told of is gone when it looks: it asks again."""
+def test_folders_of_images_are_searched(tmp_path):
+    for name in ("b/2.png", "a/1.png", "a/.hidden.png", "single.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(b"")
+    single, folder = tmp_path / "images" / "single.png", tmp_path / "images"
+    names = ["single.png", "a/1.png", "b/2.png", "single.png"]
+    assert image_files([single, folder]) == [folder / name for name in names]
+    assert image_files([tmp_path / "nowhere.png"]) == [tmp_path / "nowhere.png"]  # refused when it is read
+
+
+def test_readers_continue_while_another_process_replaces_the_learner(state, tmp_path):
+    """The learner file is gone when a reader opens it: it reads the new name and tries again."""
     with tiny(state) as session, Store.reading(state) as store:
         n_asked = 0
 
@@ -236,8 +247,8 @@ def test_readers_go_on_while_another_process_replaces_the_learner(state, tmp_pat
             return store.tensors(current)["n_done"]
 
         assert int(with_current(store, use)) == 3 and n_asked == 2
-        audit(store, ENGINE, tmp_path / "audit.csv")  # while the other one has the state
-        assert status(store)["judged"] == 60
+        audit(store, ENGINE, tmp_path / "audit.csv")  # while the other process holds the lock
+        assert status(store)["scored"] == 60
         [gone] = state.glob("learner-*")
         gone.unlink()
         with pytest.raises(UserError, match=gone.name):

@@ -1,4 +1,4 @@
-"""Folders: labels by folder, ids by path, links out and loops refused; a watched one gives what has come to rest."""
+"""Folders: labels by subfolder, ids by path, links out and loops refused; a watched folder yields unchanged files."""
 
 import os
 from itertools import islice
@@ -33,14 +33,14 @@ def test_labels_ids_and_order(folder):
     assert listing(folder) == [Item(name, name[0], folder / name) for name in names]
 
 
-def test_the_state_may_lie_within(folder):
+def test_the_state_folder_may_be_inside(folder):
     (folder / "state").mkdir()
     (folder / "state" / "state.sqlite").write_bytes(b"x")
     assert all(isinstance(offer, Item) for offer in listing(folder, folder / "state"))
     assert len(listing(folder, folder / "state")) == 4
 
 
-def test_what_is_not_in_a_label_s_folder_and_links(folder, tmp_path):
+def test_links_and_files_outside_of_a_label_s_folder(folder, tmp_path):
     (folder / "lost.png").write_bytes(png(picture(9)))
     (tmp_path / "outside.png").write_bytes(png(picture(9)))
     (tmp_path / "others").mkdir()
@@ -53,7 +53,7 @@ def test_what_is_not_in_a_label_s_folder_and_links(folder, tmp_path):
     assert refused.keys() == {"lost.png", "a/out.png", "a/loop", "a/self.png", "c"}
     assert refused["lost.png"] == "has no label"
     assert "leads out of the folder" in refused["a/out.png"]
-    assert refused["a/loop"] == refused["c"] == "is a link to a folder, which is not followed"
+    assert refused["a/loop"] == refused["c"] == "is a link to a folder; such links are not followed"
     assert "cannot be read" in refused["a/self.png"]
     assert sum(isinstance(offer, Item) for offer in listing(folder)) == 5
 
@@ -83,17 +83,17 @@ def test_no_images(tmp_path):
         open_source(str(tmp_path), state=tmp_path / "state")
 
 
-def test_a_watched_folder_gives_a_file_once_it_rests(folder):
+def test_a_watched_folder_yields_a_file_once_it_has_stopped_changing(folder):
     chunks = ImageFolder(folder, folder.parent / "state").follow(pause=0.0)
-    assert next(chunks) == []  # everything is new, and might still be growing
+    assert next(chunks) == []  # all files are new, and may still be growing
     assert [item.id for item in next(chunks)] == ["a/10.png", "a/2.png", "a/deep/3.png", "b/1.png"]
     assert next(chunks) == []
     half, whole = png(picture(5))[:30], png(picture(5))
     (folder / "a" / "new.png").write_bytes(half)
     assert next(chunks) == []
     (folder / "a" / "new.png").write_bytes(whole)
-    assert next(chunks) == []  # it has changed since
+    assert next(chunks) == []  # it has changed
     assert [item.id for item in next(chunks)] == ["a/new.png"]
     assert list(islice(chunks, 3)) == [[], [], []]
-    (folder / "a" / "new.png").write_bytes(whole + b" ")  # offered again, to be compared with what it was
+    (folder / "a" / "new.png").write_bytes(whole + b" ")  # yielded again, to be compared with the stored sample
     assert [item.id for chunk in islice(chunks, 2) for item in chunk] == ["a/new.png"]

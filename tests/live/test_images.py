@@ -1,4 +1,4 @@
-"""Every kind of image has a meaning that is written down, or a reason why it is refused."""
+"""Every kind of image is converted as documented, or refused with a reason."""
 
 import io
 import struct
@@ -28,7 +28,7 @@ def read(content: bytes, **wanted: object) -> np.ndarray:
 
 
 def huge_png(width: int, height: int) -> bytes:
-    """A PNG whose header announces so many pixels, and nearly nothing after it."""
+    """A PNG whose header states this size, with almost no data."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -40,7 +40,7 @@ def huge_png(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "GIF", "WEBP"])
-def test_grey_and_colour_come_back_as_they_are(form):
+def test_grey_and_colour_pixels_are_unchanged(form):
     options = {"lossless": True} if form == "WEBP" else {}
     if form != "WEBP":  # which has no grey
         found = read(encoded(Image.fromarray(GREY), form))
@@ -49,7 +49,7 @@ def test_grey_and_colour_come_back_as_they_are(form):
         assert np.array_equal(read(encoded(Image.fromarray(COLOUR), form, **options)), COLOUR.transpose(2, 0, 1))
 
 
-def test_a_jpeg_is_nearly_what_it_was():
+def test_a_jpeg_is_nearly_unchanged():
     found = read(encoded(Image.fromarray(GREY), "JPEG", quality=95))
     assert found.shape == (1, 5, 6) and np.abs(found[0].astype(int) - GREY).max() < 12
 
@@ -59,7 +59,7 @@ def test_one_bit_is_black_and_white():
     assert np.array_equal(read(encoded(Image.fromarray(bits)))[0], 255 * bits.astype(np.uint8))
 
 
-def test_a_palette_is_looked_up():
+def test_a_palette_is_applied():
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 200, 100, 50])
     image.putpixel((1, 0), 1)
@@ -67,12 +67,12 @@ def test_a_palette_is_looked_up():
     assert read(encoded(image, transparency=0))[:, 0].T.tolist() == [[255, 255, 255], [200, 100, 50]]
 
 
-def test_of_sixteen_bits_the_higher_eight_count():
+def test_sixteen_bits_are_reduced_to_the_higher_eight():
     deep = (GREY.astype(np.uint16) << 8) + 77
     assert np.array_equal(read(encoded(Image.fromarray(deep)))[0], GREY)
 
 
-def test_what_is_transparent_shows_white():
+def test_transparent_pixels_are_white():
     alpha = np.where(GREY > 100, 255, 0).astype(np.uint8)
     expected = np.where(GREY > 100, GREY, 255)
     found = read(encoded(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(alpha)])))
@@ -96,7 +96,7 @@ def test_the_camera_s_orientation_is_applied():
     assert np.array_equal(found, np.rot90(COLOUR, -1).transpose(2, 0, 1))
 
 
-def test_size_and_channels_make_images_fit():
+def test_size_and_channels_convert_images():
     assert read(encoded(Image.fromarray(COLOUR)), size=4).shape == (3, 4, 4)
     assert read(encoded(Image.fromarray(COLOUR)), channels=1).shape == (1, 5, 6)
     assert np.array_equal(read(encoded(Image.fromarray(GREY)), channels=3), np.stack([GREY] * 3))
@@ -140,13 +140,13 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(size, monkeypatch):
     ],
     ids=["empty", "text", "signature", "cut JPEG", "cut PNG", "TIFF", "missing rows"],
 )
-def test_what_is_no_image_says_why(content, reason):
+def test_files_that_are_not_images_are_refused_with_a_reason(content, reason):
     with pytest.raises(Refused, match=reason):
         read(content)
 
 
-def test_no_byte_of_damage_does_more_than_refuse():
-    """Whatever a decoder makes of it: pixels of some shape, or a reason."""
+def test_damaged_bytes_are_refused_or_decoded():
+    """Any damaged byte gives pixels of some shape, or a reason."""
     exif = Image.Exif()
     exif[0x0112] = 3
     text = PngInfo()

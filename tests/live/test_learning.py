@@ -1,4 +1,4 @@
-"""Learning from a state: the same end however the samples came and wherever the process ended."""
+"""Learning into a state: the result depends neither on the pieces of the stream nor on where a process ended."""
 
 import shutil
 from pathlib import Path
@@ -10,15 +10,15 @@ from tiny_state import TINY, fingerprint, items, picture, png, tiny
 from purereplay.errors import UserError
 from purereplay.live import store as stores
 from purereplay.live.items import Item
-from purereplay.live.learning import Session, make_learner
-from purereplay.live.settings import Wanted
+from purereplay.live.session import Session, make_learner
+from purereplay.live.settings import NewSettings, Wanted
 from purereplay.nets.engine import Engine
 
 N = 67  # three buffers of 20, and a rest of 7
 
 
 def learn(folder: Path, cuts: list[int], *, rest: bool = True) -> None:
-    """Take the samples in pieces, each by a process of its own, then judge the rest."""
+    """Add the samples in pieces, each in a session of its own, then score the rest."""
     for start, stop in zip([0, *cuts], [*cuts, N], strict=True):
         with tiny(folder) as session:
             session.take(items(start, stop))
@@ -38,7 +38,7 @@ def test_a_state_learns_what_the_learner_itself_learns(whole, tmp_path):
     """The same samples through `SPR.observe`, in one go."""
     with tiny(tmp_path / "state") as session:
         session.take(items(0, N))
-        plain = make_learner(session.settings, Engine(torch.device("cpu")))
+        plain = make_learner(session.store.image_settings, Engine(torch.device("cpu")))
         plain.grow(3)
         reports = plain.observe(session.store.batch(0, N)) + plain.flush()
         session.work(rest=True)
@@ -60,12 +60,12 @@ def test_how_the_samples_are_cut_into_pieces_does_not_matter(whole, tmp_path, cu
 
 
 class Kill(BaseException):
-    """The process ends here, without a chance to tidy up."""
+    """The process ends here, without any cleanup."""
 
 
 @pytest.mark.parametrize("where", ["write_whole", "tidy", "commit", "half-written"])
 @pytest.mark.parametrize("when", [1, 2, 3, 5])
-def test_cut_off_at_any_step_it_ends_the_same(whole, tmp_path, monkeypatch, where, when):
+def test_interrupted_at_any_step_the_result_is_the_same(whole, tmp_path, monkeypatch, where, when):
     """Before, within and after the n-th writing of the learner."""
     folder = tmp_path / "state"
     calls = 0
@@ -84,7 +84,7 @@ def test_cut_off_at_any_step_it_ends_the_same(whole, tmp_path, monkeypatch, wher
             path.with_name(path.name + ".part").write_bytes(content[:100])
         strike("half-written")
         real_write(path, content)
-        strike("commit")  # the file is there, and the database does not name it yet
+        strike("commit")  # the file is written, and the database does not name it yet
 
     def tidy(self, current) -> None:
         strike("tidy")
@@ -100,8 +100,8 @@ def test_cut_off_at_any_step_it_ends_the_same(whole, tmp_path, monkeypatch, wher
     assert len(list(folder.glob("learner-*"))) == 1
 
 
-def test_work_that_was_done_is_not_done_again(tmp_path, monkeypatch):
-    """Killed between the expert and the base, a buffer goes on with the base."""
+def test_finished_work_is_not_repeated(tmp_path, monkeypatch):
+    """A buffer whose process was killed between expert and base continues with the base."""
     folder = tmp_path / "state"
     trained = []
     real = Engine.train
@@ -121,7 +121,7 @@ def test_work_that_was_done_is_not_done_again(tmp_path, monkeypatch):
     assert trained == ["expert", "base", "base"]
 
 
-def test_the_rest_is_held_or_judged(tmp_path):
+def test_the_rest_is_held_or_scored(tmp_path):
     with tiny(tmp_path / "state") as session:
         session.take(items(0, 30))
         session.work()
@@ -130,21 +130,21 @@ def test_the_rest_is_held_or_judged(tmp_path):
         assert session.taken == 30
         session.take(items(30, 60))
         session.work()
-        assert session.taken == 50  # a fresh buffer begins after a rest
+        assert session.taken == 50  # a new buffer starts after a rest
         buffers = session.store.query("SELECT buffer, count(*) FROM decisions GROUP BY buffer")
     assert buffers == [(0, 20), (1, 10), (2, 20)]
     with tiny(tmp_path / "other", tail="drop") as session:
         session.take(items(0, 30))
         session.work(rest=True)
-        assert session.taken == 20  # its settings never judge a rest
+        assert session.taken == 20  # its settings never score a rest
 
 
-def test_labels_come_at_any_time(tmp_path):
+def test_labels_may_appear_at_any_time(tmp_path):
     with tiny(tmp_path / "state") as session:
         session.take(items(0, 20, n_labels=1))
         session.work()
         assert session.learner.n_classes == 1
-        # a label that waits is none of the learner's business yet
+        # the learner does not know the label of a sample that waits
         session.take([*items(20, 40, n_labels=4), Item("late", "late", png(picture(99)))])
         session.work()
         assert session.learner.n_classes == 4
@@ -153,7 +153,7 @@ def test_labels_come_at_any_time(tmp_path):
         assert session.learner.n_classes == 4
 
 
-def test_sent_again_is_known_and_changed_is_refused(tmp_path):
+def test_a_repeated_sample_is_known_and_a_changed_one_is_refused(tmp_path):
     with tiny(tmp_path / "state") as session:
         assert all(outcome.new for outcome in session.take(items(0, 5)))
         again = session.take(
@@ -161,8 +161,8 @@ def test_sent_again_is_known_and_changed_is_refused(tmp_path):
         )
         assert [outcome.new for outcome in again] == [False] * 5 + [True, False, False]
         assert [outcome.error is None for outcome in again] == [True] * 6 + [False] * 2
-        assert again[6].sentence == "s1 was given before with the label 'label 1'; `purereplay correct` changes labels"
-        assert "s1 was given before with another image" in again[7].sentence
+        assert again[6].sentence == "s1 was added before with the label 'label 1': change it with `purereplay correct`"
+        assert "s1 was added before with another image: use a new id" in again[7].sentence
         twice = session.take([Item("x", "a", png(picture(1))), Item("x", "b", png(picture(1)))])
         assert [outcome.error is None for outcome in twice] == [True, False]
         assert session.store.n_samples == 7
@@ -176,21 +176,21 @@ def test_the_first_image_fixes_the_shape(tmp_path):
         assert [outcome.error is None for outcome in outcomes] == [False, True, False]
         assert "c is a grey image of 6×6, but the images here are a grey image of 5×5" in outcomes[2].sentence
     with tiny(tmp_path / "state") as session:
-        assert session.settings.shape == (1, 5, 5)
+        assert session.store.settings.shape == (1, 5, 5)
 
 
-def test_a_shape_that_no_network_takes_begins_nothing(tmp_path):
+def test_an_image_that_the_network_cannot_take_does_not_fix_the_shape(tmp_path):
     state, wide = tmp_path / "state", png(torch.zeros(4, 6, 3, dtype=torch.uint8).numpy())
     with (
-        pytest.raises(UserError, match=r"a cannot begin a state.* square images"),
+        pytest.raises(UserError, match=r"a cannot be the first image of a state.* square images.* Use --size"),
         tiny(state, network="resnet18") as session,
     ):
         session.take([Item("a", "x", wide)])
     with tiny(state) as session:
-        assert session.store.n_samples == 0 and session.settings.shape is None
+        assert session.store.n_samples == 0 and isinstance(session.store.settings, NewSettings)
     sized = Wanted(overrides=TINY | {"network": "resnet18"}, size=8)
     with Session.open(tmp_path / "sized", sized, Engine(torch.device("cpu"))) as session:
-        assert session.take([Item("a", "x", wide)])[0].new and session.settings.shape == (3, 8, 8)
+        assert session.take([Item("a", "x", wide)])[0].new and session.store.settings.shape == (3, 8, 8)
 
 
 def test_a_state_moves_with_its_folder(tmp_path):

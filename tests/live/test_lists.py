@@ -1,4 +1,4 @@
-"""Lists and pipes: what is no good is refused by name or line, and the rest is read."""
+"""Lists and pipes: unusable lines are refused by name or number, and the others are read."""
 
 import base64
 import io
@@ -78,7 +78,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_lines_are_refused_by_name_and_the_rest_is_read(kind, folder):
+def test_bad_lines_are_refused_by_name_and_the_others_are_read(kind, folder):
     line, name, reason = BAD[kind]
     text = line if isinstance(line, bytes) else json.dumps(line).encode()
     good = json.dumps({"path": "a.png", "label": "cat"}).encode()
@@ -90,7 +90,7 @@ def test_bad_lines_are_refused_by_name_and_the_rest_is_read(kind, folder):
     assert len(refusal.reason) < 400
 
 
-def test_a_line_without_end_is_passed_by(folder, monkeypatch):
+def test_a_line_that_is_too_long_is_skipped(folder, monkeypatch):
     monkeypatch.setattr(lists, "MAX_LINE", 1000)
     good = json.dumps({"path": "a.png", "label": "cat"}).encode()
     offers = list(read_lines(io.BytesIO(good + b"\n" + b"x" * 5500 + b"\n" + good), folder))
@@ -107,7 +107,7 @@ def test_csv(folder):
     ]
 
 
-def test_csv_rows_that_are_no_good(folder):
+def test_unusable_csv_rows(folder):
     path = folder / "list.csv"
     rows = [
         b"path,label",
@@ -128,7 +128,7 @@ def test_csv_rows_that_are_no_good(folder):
     assert [offer.line for offer in offers] == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_list_that_is_none_is_an_error(folder):
+def test_a_file_that_is_not_a_list_is_an_error(folder):
     (folder / "list.csv").write_text("file,class\na.png,cat\n")
     with pytest.raises(UserError, match=r"list\.csv needs a header with the columns path and label"):
         list(csv_rows(folder / "list.csv", ("path", "label")))
@@ -143,20 +143,22 @@ def test_a_list_that_is_none_is_an_error(folder):
             open_source(str(folder / name), state=state)
     with pytest.raises(UserError, match="does not exist"):
         open_source(str(folder / "nowhere.csv"), state=state)
-    with pytest.raises(UserError, match="--follow watches a folder"):
+    with pytest.raises(UserError, match=r"--follow needs a folder; .*list\.csv is not one"):
         open_source(str(folder / "list.csv"), state=state, follow=True)
-    with pytest.raises(UserError, match="--root is the folder"):
+    with pytest.raises(UserError, match=r"--root needs a folder; .*nowhere is not one"):
         open_source(str(folder / "list.csv"), state=state, root=folder / "nowhere")
+    with pytest.raises(UserError, match=r"--root is for lists and pipes; .*data is a folder"):
+        open_source(str(folder), state=state, root=folder)
 
 
-def test_a_list_may_have_its_paths_elsewhere(folder, tmp_path):
+def test_a_list_in_another_folder_than_its_images(folder, tmp_path):
     (tmp_path / "list.jsonl").write_text('{"path": "a.png", "label": "cat"}\n')
     source = open_source(str(tmp_path / "list.jsonl"), state=tmp_path / "state", root=folder)
     assert source.total == 1 and source.ends
     assert next(source.chunks) == [Item("a.png", "cat", folder / "a.png", 1)]
 
 
-def test_a_pipe_gives_what_there_is_in_order(folder):
+def test_a_pipe_yields_available_lines_in_order(folder):
     n = 2 * CHUNK + 10
     text = b"".join(json.dumps({"id": str(i), "path": "a.png", "label": "cat"}).encode() + b"\n" for i in range(n))
     chunks = list(piped(io.BytesIO(text), folder))

@@ -1,4 +1,4 @@
-"""The state folder: what is in it is whole, once, in order, and found out where it is damaged."""
+"""The state folder: samples are complete, stored once and in order, and damage is detected and reported."""
 
 import resource
 import shutil
@@ -15,7 +15,8 @@ from tiny_state import fingerprint, items, picture, png, tiny
 from purereplay.errors import UserError
 from purereplay.live import schema
 from purereplay.live.items import Item
-from purereplay.live.settings import Wanted
+from purereplay.live.settings import Wanted, from_text, to_text
+from purereplay.live.status import status
 from purereplay.live.store import Store
 
 
@@ -24,7 +25,7 @@ class Crash(Exception):
 
 
 def learned(folder, n=50):
-    """A state with two judged buffers and some samples that wait."""
+    """A state with two scored buffers and some samples that wait."""
     with tiny(folder) as session:
         session.take(items(0, n))
         session.work()
@@ -38,7 +39,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def state(finished, tmp_path):
-    """A copy of it that a test may harm."""
+    """A copy that a test may damage."""
     return shutil.copytree(finished, tmp_path / "state")
 
 
@@ -48,13 +49,13 @@ CHUNKS = st.lists(st.tuples(st.lists(SAMPLES, min_size=1, max_size=6), st.boolea
 
 @given(chunks=CHUNKS)
 @settings(deadline=None, max_examples=40)
-def test_whatever_comes_and_wherever_it_is_cut_off_every_sample_is_there_once(chunks, tmp_path_factory):
-    """Samples (number, label, image) in chunks, each of which may be cut off before its commit, and is sent again."""
+def test_every_sample_is_stored_once_whatever_arrives_and_wherever_it_is_interrupted(chunks, tmp_path_factory):
+    """Samples (number, label, image) in chunks; a chunk may be interrupted before its commit, and is sent again."""
     folder = tmp_path_factory.mktemp("property") / "state"
     model: dict[str, tuple[str, int]] = {}  # in order of arrival
-    for chunk, is_cut_off in chunks:
+    for chunk, is_interrupted in chunks:
         offers = [Item(f"s{number}", label, png(picture(image))) for number, label, image in chunk]
-        if is_cut_off:
+        if is_interrupted:
             with tiny(folder) as session, pytest.raises(Crash), session.store.transaction():
                 for offer in offers:
                     session._take(offer)
@@ -81,7 +82,7 @@ def flip(path, at):
     path.write_bytes(content)
 
 
-def test_a_damaged_learner_is_named(state):
+def test_a_damaged_learner_is_reported(state):
     [path] = state.glob("learner-*")
     flip(path, -1)
     with pytest.raises(UserError, match=f"{path.name} is damaged"), tiny(state):
@@ -94,20 +95,20 @@ def test_a_damaged_learner_is_named(state):
         pass
 
 
-def test_a_learner_of_another_state_is_named(state, tmp_path):
+def test_a_learner_of_another_state_is_reported(state, tmp_path):
     [path] = state.glob("learner-*")
     [other] = learned(tmp_path / "other", n=25).glob("learner-*")
     shutil.copy(other, path)
-    with pytest.raises(UserError, match=f"{path.name} is damaged: it is not the one"), tiny(state):
+    with pytest.raises(UserError, match=f"{path.name} is damaged: it is not the file"), tiny(state):
         pass
 
 
-def test_a_damaged_sample_is_named(state):
+def test_a_damaged_sample_is_reported(state):
     path = state / "state.sqlite"
     flip(path, path.read_bytes().index(picture(45, 0)[0].tobytes()))
     with tiny(state) as session:
         assert session.store.rows([44])[0].id == "s44"
-        with pytest.raises(UserError, match=r"state\.sqlite is damaged: sample s45 is not what was written"):
+        with pytest.raises(UserError, match=r"state\.sqlite is damaged: sample s45 does not match its digest"):
             session.store.rows([45])
         session.take(items(50, 60))
         with pytest.raises(UserError, match="sample s45"):
@@ -115,7 +116,7 @@ def test_a_damaged_sample_is_named(state):
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "page", "rows"])
-def test_a_damaged_database_is_named(state, damage):
+def test_a_damaged_database_is_reported(state, damage):
     path = state / "state.sqlite"
     content = bytearray(path.read_bytes())
     if damage == "cut":
@@ -132,7 +133,7 @@ def test_a_damaged_database_is_named(state, damage):
         pass
 
 
-def test_a_lost_database_is_not_begun_anew_over_its_learner(state):
+def test_a_missing_database_is_not_created_again_beside_its_learner(state):
     (state / "state.sqlite").unlink()
     with pytest.raises(UserError, match=r"state\.sqlite is missing"), tiny(state):
         pass
@@ -140,7 +141,7 @@ def test_a_lost_database_is_not_begun_anew_over_its_learner(state):
         pass
 
 
-def test_another_program_s_database_is_left_alone(tmp_path):
+def test_a_database_of_another_program_is_not_touched(tmp_path):
     with sqlite3.connect(tmp_path / "state.sqlite") as database:
         database.execute("CREATE TABLE mine (x)")
     with pytest.raises(UserError, match="is not the database of a state"), tiny(tmp_path):
@@ -161,7 +162,7 @@ def full_disk(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_takes_nothing_in_and_loses_nothing(state):
+def test_a_full_disk_adds_nothing_and_loses_nothing(state):
     before = fingerprint(state)
     sentence = r"state\.sqlite cannot be written"
     with tiny(state) as session, full_disk(2000), pytest.raises(UserError, match=sentence):
@@ -197,7 +198,7 @@ def test_a_commit_is_on_the_disk_and_others_may_read(state):
 
 
 def test_a_reader_finds_what_a_killed_process_left_in_the_journal(tmp_path):
-    """Committed, not yet moved into the database, and the shared memory gone with the machine."""
+    """Committed, but not yet moved into the database, and the shared memory is lost."""
     with tiny(tmp_path / "whole") as session:
         session.take(items(0, 5))
         killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
@@ -214,7 +215,7 @@ def as_version_1(folder):
 
 
 @pytest.mark.parametrize("by", ["writer", "reader"])
-def test_an_older_schema_is_brought_up_to_date(state, by):
+def test_an_older_schema_is_upgraded(state, by):
     before = fingerprint(state)
     as_version_1(state)
     with tiny(state) if by == "writer" else Store.reading(state):
@@ -224,9 +225,9 @@ def test_an_older_schema_is_brought_up_to_date(state, by):
         assert database.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
 
 
-def test_a_migration_that_is_cut_off_is_made_again(state, monkeypatch):
+def test_an_interrupted_migration_is_repeated(state, monkeypatch):
     as_version_1(state)
-    scripts = (schema.SCRIPTS[0], schema.SCRIPTS[1] + "CREATE TABLE classes (x);")  # fails after it has begun
+    scripts = (schema.SCRIPTS[0], schema.SCRIPTS[1] + "CREATE TABLE classes (x);")  # fails half-way
     monkeypatch.setattr(schema, "SCRIPTS", scripts)
     with pytest.raises(sqlite3.OperationalError, match="already exists"), tiny(state):
         pass
@@ -249,7 +250,7 @@ def test_one_process_writes_and_others_read(state):
             pass
         with session.store.transaction(), Store.reading(state) as reader:
             session.store.add("new", "label 0", picture(99)[None])
-            assert reader.n_samples == 50  # what is not committed is not there
+            assert reader.n_samples == 50  # not committed yet
         with Store.reading(state) as reader:
             assert reader.n_samples == 51
 
@@ -257,18 +258,18 @@ def test_one_process_writes_and_others_read(state):
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        (Wanted(preset="demo"), "begun with preset daily, not demo"),
-        (Wanted(seed=7), "begun with seed 1, not 7"),
-        (Wanted(size=8), "begun with size None, not 8"),
-        (Wanted(channels=3), "begun with channels None, not 3"),
-        (Wanted(overrides={"graphs": "7"}), "begun with graphs 5, not 7"),
+        (Wanted(preset="demo"), "created with preset live, not demo"),
+        (Wanted(seed=7), "created with seed 1, not 7"),
+        (Wanted(size=8), "created with size none, not 8"),
+        (Wanted(channels=3), "created with channels none, not 3"),
+        (Wanted(overrides={"graphs": "7"}), "created with graphs 5, not 7"),
         (Wanted(overrides={"colour": "7"}), "'colour' is unknown"),
     ],
 )
-def test_what_a_state_was_begun_with_stays(state, wanted, sentence):
+def test_the_settings_of_a_state_cannot_change(state, wanted, sentence):
     with pytest.raises(UserError, match=sentence), Store.writing(state, wanted):
         pass
-    with Store.writing(state, Wanted(seed=1, overrides={"hidden": "16"})) as store:  # the same again is no change
+    with Store.writing(state, Wanted(seed=1, overrides={"hidden": "16"})) as store:  # the same values are accepted
         assert store.settings.options.hidden == 16 and store.settings.shape == (1, 6, 6)
 
 
@@ -276,19 +277,48 @@ def test_what_a_state_was_begun_with_stays(state, wanted, sentence):
     ("wanted", "sentence"),
     [
         (Wanted(preset="nonsense"), "'nonsense' is unknown"),
-        (Wanted(overrides={"filter": "none"}), "a state needs the filter"),
-        (Wanted(overrides={"self_replay": "task-end"}), "ends of tasks"),
+        (Wanted(overrides={"filter": "none"}), "a state needs a filter"),
+        (Wanted(overrides={"self_replay": "task-end"}), "a state has no tasks"),
+        (Wanted(overrides={"features": "file"}), "features=file is for `purereplay run`"),
+        (Wanted(overrides={"delayed_size": "1"}), "delayed_size must be at least 2"),
         (Wanted(size=0), "size must be between 1 and"),
         (Wanted(channels=2), "channels must be 1"),
     ],
 )
-def test_a_state_that_cannot_be_is_not_begun(tmp_path, wanted, sentence):
+def test_a_state_with_impossible_settings_is_not_created(tmp_path, wanted, sentence):
     with pytest.raises(UserError, match=sentence), Store.writing(tmp_path / "state", wanted):
         pass
     assert not (tmp_path / "state").exists()
 
 
-def test_what_a_kill_left_half_written_goes(state):
+def test_settings_before_the_first_image(tmp_path):
+    """They are compared as far as they do not depend on the images; reading samples says that there are none."""
+    wanted = Wanted(preset="default", overrides={"graphs": "7"})
+    with Store.writing(tmp_path / "state", wanted) as store:
+        assert store.settings == from_text(to_text(store.settings)) and store.settings.chosen == {"graphs": 7}
+        assert status(store)["delayed_size"] == 500 and status(store)["image_shape"] is None
+        with pytest.raises(UserError, match="state holds no images yet: add some with"):
+            store.rows([0])
+    with Store.writing(tmp_path / "state", Wanted(overrides={"base_batch": "500"})) as store:
+        assert store.n_samples == 0
+    for name, value, fixed in (("graphs", "5", "7"), ("network", "mlp", "undecided"), ("finetune_clip", "none", "0.5")):
+        other = Wanted(overrides={name: value})
+        with (
+            pytest.raises(UserError, match=f"created with {name} {fixed}, not"),
+            Store.writing(tmp_path / "state", other),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("facts", ['{"format": 3}', "[]", '{"format": 2, "preset": "live"}', '{"chosen": {}}'])
+def test_settings_of_another_version_are_reported(state, facts):
+    with sqlite3.connect(state / "state.sqlite") as database:
+        database.execute("UPDATE facts SET value = ?", [facts])
+    with pytest.raises(UserError, match="is damaged or of another version: its settings cannot be read"), tiny(state):
+        pass
+
+
+def test_partly_written_files_of_a_killed_process_are_removed(state):
     for name in ("learner-0123456789abcdef.safetensors", "learner-x.safetensors.part", "classifier-y.safetensors"):
         (state / name).write_bytes(b"half")
     (state / "mine.txt").write_text("keep me")
@@ -298,7 +328,7 @@ def test_what_a_kill_left_half_written_goes(state):
     assert left == {".lock", "state.sqlite", "learner", "mine.txt"} and len(list(state.glob("learner-*"))) == 1
 
 
-def test_tensors_come_back_with_every_bit(state):
+def test_tensors_are_restored_exactly(state):
     with tiny(state) as session:
         current = session.store.current()
         tensors, again = session.learner.state(), session.store.tensors(current)

@@ -1,4 +1,4 @@
-"""Small images, a learner that takes no time, and all that a state knows."""
+"""Small images, a learner that trains in no time, and the contents of a state."""
 
 import io
 import sqlite3
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from purereplay.live.items import Item
-from purereplay.live.learning import Session
+from purereplay.live.session import Session
 from purereplay.live.settings import Wanted
 from purereplay.nets.engine import Engine
 
@@ -35,14 +35,14 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def picture(number: int, label: int = 0, size: int = 6) -> np.ndarray:
-    """A grey image that differs from every other, more so from those of other labels."""
+    """A grey image that differs from all others, and more from those of other labels."""
     noise = np.random.default_rng(number).integers(0, 120, (size, size))
     noise[label % size] += 100
     return noise.astype(np.uint8)
 
 
 def items(start: int, stop: int, n_labels: int = 3) -> list[Item]:
-    """A stream: the label of sample i is i modulo n_labels, written out."""
+    """A stream: the label of sample i is "label" and i modulo n_labels."""
     return [Item(f"s{i}", f"label {i % n_labels}", png(picture(i, i % n_labels))) for i in range(start, stop)]
 
 
@@ -53,7 +53,7 @@ def tiny(folder: Path, **overrides: str) -> Iterator[Session]:
 
 
 def fingerprint(folder: Path) -> dict[str, list[tuple]]:
-    """All that a state knows: every table, and the digest of the networks and buffers."""
+    """The contents of a state: every table, with the digest of the networks and buffers."""
     with sqlite3.connect(folder / "state.sqlite") as database:
         tables = ("facts", "classes", "samples", "decisions", "purified", "learner", "corrections")
         return {name: database.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in tables}

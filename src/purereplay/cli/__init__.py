@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from purereplay.cli import daily, runs  # noqa: F401  # they add their commands to the application
+from purereplay.cli import live, runs  # noqa: F401  # they add their commands to the application
 from purereplay.cli.app import app
 from purereplay.errors import UserError
 

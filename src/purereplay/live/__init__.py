@@ -1,1 +1,1 @@
-"""A learner in daily use: a state folder that survives anything, fed from folders, lists and pipes."""
+"""A learner in use on real data: its state folder, the loop of `learn`, predictions, audit and corrections."""

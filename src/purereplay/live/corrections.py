@@ -1,4 +1,4 @@
-"""Labels that a person gave: they go into the purified buffer with probability 1, and on the record."""
+"""Labels corrected by a person: the samples enter the purified buffer with clean probability 1, and are recorded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 import torch
 
 from purereplay.data.batch import Batch
+from purereplay.errors import UserError
 from purereplay.live.items import Outcome, Refusal, Refused, checked_id, checked_label
-from purereplay.live.learning import Session
 from purereplay.live.lists import csv_rows
+from purereplay.live.session import Session
 
-_JUDGED = "SELECT s.position, d.position IS NOT NULL FROM samples s LEFT JOIN decisions d USING (position) WHERE id = ?"
+_SCORED = "SELECT s.position, d.position IS NOT NULL FROM samples s LEFT JOIN decisions d USING (position) WHERE id = ?"
 _LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
 
 
 def correct(session: Session, path: Path) -> list[Outcome]:
-    """Apply a CSV file of `id` and `label`; a row that is no good is refused and the others are applied together."""
+    """Apply a CSV file of `id` and `label` in one transaction; unusable rows are refused and the others applied."""
     outcomes: list[Outcome] = []
     labels: dict[int, str] = {}  # by position
     for number, row in csv_rows(path, ("id", "label")):
@@ -26,21 +27,23 @@ def correct(session: Session, path: Path) -> list[Outcome]:
                 raise Refused(row.reason)
             name = checked_id(row.get("id"))
             label = checked_label(row.get("label"))
-            position = _judged(session, name)
+            position = _scored_position(session, name)
             if labels.setdefault(position, label) != label:
                 raise Refused(f"is corrected to {labels[position]!r} by an earlier line already")
-            outcomes.append(Outcome(name, number, new=_last(session, position) != label))
+            outcomes.append(Outcome(name, number, new=_last_label(session, position) != label))
         except Refused as reason:
             outcomes.append(Outcome(name, number, new=False, error=str(reason)))
-    fresh = {position: label for position, label in labels.items() if _last(session, position) != label}
-    if fresh:
-        _apply(session, fresh)
+    new = {position: label for position, label in labels.items() if _last_label(session, position) != label}
+    if new:
+        _apply(session, new)
     return outcomes
 
 
 def _apply(session: Session, labels: dict[int, str]) -> None:
+    """Correct scored samples; `labels` are the new labels by position."""
     learner, store = session.learner, session.store
-    assert learner is not None  # somebody was judged
+    if learner is None:
+        raise UserError(f"{store.path} is damaged: it has decisions, but no learner.")
     with store.transaction():
         codes = torch.tensor([store.code(label) for label in labels.values()])
         rows = store.rows(list(labels))
@@ -49,21 +52,21 @@ def _apply(session: Session, labels: dict[int, str]) -> None:
         learner.correct(Batch(images, codes, torch.tensor(list(labels))))
         for position, code in zip(labels, codes.tolist(), strict=True):
             store.query("INSERT INTO corrections (position, label) VALUES (?, ?)", [position, code])
-        current = session.write(None)
+        current = session.write(learner, None)
     store.tidy(current)
 
 
-def _judged(session: Session, identity: str) -> int:
-    """The position of a sample that was judged, or Refused."""
-    found = session.store.one(_JUDGED, [identity])
+def _scored_position(session: Session, identity: str) -> int:
+    """Return the position of a scored sample, or raise Refused."""
+    found = session.store.one(_SCORED, [identity])
     if found is None:
-        raise Refused("is not the id of a sample here")
+        raise Refused("is not the id of a sample in this state")
     if not found[1]:
-        raise Refused("is not judged yet: correct it when it stands in the audit")
+        raise Refused("is not scored yet: correct it once the audit lists it")
     return int(found[0])
 
 
-def _last(session: Session, position: int) -> str | None:
-    """What it was corrected to before."""
+def _last_label(session: Session, position: int) -> str | None:
+    """Return the last corrected label of a sample."""
     found = session.store.one(_LAST, [position])
     return None if found is None else str(found[0])

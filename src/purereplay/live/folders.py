@@ -1,7 +1,8 @@
-"""A folder of images with one folder for each label, read once or watched.
+"""A folder of images with one subfolder per label, read once or watched.
 
-The label of DATA/label/name.png is the name of the first folder below DATA, deeper ones are looked through too; the id
-is the path below DATA, and the order that of the names. Links that lead out of DATA, and links to folders, are refused.
+The label of DATA/label/name.png is the name of the first folder below DATA; deeper folders are searched too. The id is
+the path relative to DATA, and files are read in the order of their names. Links out of DATA and links to folders are
+refused.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from purereplay.live.lists import offer_from
 
 
 class ImageFolder:
-    """A folder with one folder for each label."""
+    """A folder with one subfolder per label."""
 
-    def __init__(self, root: Path, passed_by: Path) -> None:
+    def __init__(self, root: Path, skipped: Path) -> None:
         if not root.is_dir():
             raise UserError(f"{root} is not a folder.")
         self.root = root
-        self.passed_by = passed_by.resolve()  # the state, should it lie within
-        self._read: dict[str, tuple[int, int]] = {}  # path -> size and time of what was read of it
+        self.skipped = skipped.resolve()  # the state folder, which may be inside
+        self._read: dict[str, tuple[int, int]] = {}  # path -> size and time of the file when it was read
 
     def listing(self) -> list[Offer]:
-        """Every file, by name; hidden ones and the state are passed by."""
+        """Return every file, by name; hidden files and the state folder are skipped."""
         return list(self._walk(self.root, None))
 
     def _walk(self, folder: Path, label: str | None) -> Iterator[Offer]:
@@ -43,9 +44,9 @@ class ImageFolder:
             if entry.name.startswith("."):
                 continue
             if entry.is_symlink() and path.is_dir():
-                yield Refusal(name, "is a link to a folder, which is not followed")
+                yield Refusal(name, "is a link to a folder; such links are not followed")
             elif entry.is_dir(follow_symlinks=False):
-                if path.resolve() != self.passed_by:
+                if path.resolve() != self.skipped:
                     yield from self._walk(path, label or entry.name)
             else:
                 yield offer_from(name, {"path": name, "label": label}, self.root)
@@ -54,19 +55,19 @@ class ImageFolder:
         return path.relative_to(self.root).as_posix()
 
     def follow(self, pause: float = 1.0) -> Chunks:
-        """Every file once it has rested for a pause, and again when it changes; an empty chunk where there is none."""
+        """Yield files that did not change during a pause, and again after a change; an empty chunk if none."""
         before: dict[str, tuple[int, int]] = {}
         while True:
-            now, rested = {}, []
+            now, settled = {}, []
             for offer in self.listing():
                 name = offer.id if isinstance(offer, Item) else offer.name or ""
                 now[name] = mark = _mark(self.root / name)
                 if mark == before.get(name) and mark != self._read.get(name):
                     self._read[name] = mark
-                    rested.append(offer)
+                    settled.append(offer)
             before = now
-            yield from in_chunks(iter(rested))
-            if not rested:
+            yield from in_chunks(iter(settled))
+            if not settled:
                 yield []
                 time.sleep(pause)
 

@@ -1,16 +1,16 @@
-"""Image files to pixels: how every kind of image is understood, and what is refused.
+"""Image files to pixels: the conversion of every kind of image, and the reasons for refusing one.
 
-In: a file or its bytes, PNG, JPEG, BMP, GIF or WebP, known by their contents and not by their name. Out: uint8
-(channels, height, width), one channel for grey and three for colour.
+In: a file or its bytes in PNG, JPEG, BMP, GIF or WebP, detected by content and not by name. Out: uint8 (channels,
+height, width), one channel for grey and three for colour.
 
     EXIF orientation   applied
     1 bit              black and white as grey
-    palette            colour, by the palette
-    16 bits a channel  the higher eight of them
-    alpha              laid over white
+    palette            converted to colour
+    16 bits a channel  the higher eight bits
+    alpha              composed over white
     CMYK               converted without a colour profile
-    several frames     refused, unless it is a JPEG with a preview
-    more than MAX_PIXELS, by the header: refused before anything is decoded
+    several frames     refused, except a JPEG with a preview
+    more than MAX_PIXELS according to the header: refused before decoding
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Shape = tuple[int, int, int]  # channels, height, width
 
 
 def read_pixels(image: Path | bytes, *, size: int | None, channels: int | None, shape: Shape | None) -> Pixels:
-    """An image as uint8 (channels, height, width), or Refused.
+    """Return an image as uint8 (channels, height, width), or raise Refused.
 
-    With `size` it is stretched to size × size; `channels` 1 or 3 makes it grey or colour. `shape` is what it has to
-    have in the end: a grey image may stand among colour ones, but nothing else is made to fit.
+    `size` resizes it to size × size; `channels` 1 or 3 converts it to grey or colour. The result must have `shape`: a
+    grey image is converted if `shape` has colour, any other difference is refused.
     """
     content = image if isinstance(image, bytes) else _read(image)
     if not content:
@@ -53,11 +53,11 @@ def read_pixels(image: Path | bytes, *, size: int | None, channels: int | None, 
     pixels = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     if shape and pixels.shape != shape:
         raise Refused(f"is {named(pixels.shape)}, but the images here are {named(shape)}")
-    return pixels.copy()  # in order, and writable as Pillow's own is not
+    return pixels.copy()  # contiguous and writable, which Pillow's array is not
 
 
 def named(shape: tuple[int, ...]) -> str:
-    """A shape in words."""
+    """Describe a shape in words."""
     channels, height, width = shape
     return f"a {'grey' if channels == 1 else 'colour'} image of {width}×{height}"
 
@@ -70,15 +70,15 @@ def _read(path: Path) -> bytes:
         if found.st_size > MAX_BYTES:
             raise Refused(f"has {found.st_size:,} bytes, more than {MAX_BYTES:,}")
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+    except (OSError, ValueError) as error:  # ValueError: a name that contains NUL
         raise Refused(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _decode(content: bytes) -> Image.Image:
-    """The image in mode L or RGB."""
+    """Return the image in mode L or RGB."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what is refused below, and odd metadata
+            warnings.simplefilter("ignore")  # about images refused below, and odd metadata
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
@@ -93,13 +93,13 @@ def _decode(content: bytes) -> Image.Image:
         raise Refused("is not an image in PNG, JPEG, BMP, GIF or WebP") from None
     except Image.DecompressionBombError as error:
         raise Refused(f"has too many pixels: {error}") from None
-    except Exception as error:  # whatever a decoder says of a damaged file, the others go on
+    except Exception as error:  # a decoder may raise anything on a damaged file
         raise Refused(f"is damaged: {error}") from None
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """The same image in mode L or RGB."""
-    if image.mode.startswith("I"):  # 16 bits of grey
+    """Convert an image to mode L or RGB."""
+    if image.mode.startswith("I"):  # grey with 16 bits
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     if image.has_transparency_data:
         grey = image.mode in ("1", "L", "LA", "La")

@@ -1,4 +1,4 @@
-"""Where samples come from, by what is named on the command line: a folder, a list of files, or a pipe."""
+"""The source of samples that the command line names: a folder, a list of files, or a pipe."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from purereplay.live.pipe import piped
 
 
 class Source(NamedTuple):
-    """Samples on their way in."""
+    """Samples to be added."""
 
     chunks: Chunks
-    total: int | None  # how many; None: nobody knows
-    ends: bool  # whether all of them are there already
+    total: int | None  # number of items; None: unknown
+    ends: bool  # whether all items are available now
 
 
 def open_source(data: str, *, state: Path, root: Path | None = None, follow: bool = False) -> Source:
-    """The samples that `data` names: "-" is the pipe on standard input.
+    """Open the samples that `data` names; "-" is the pipe on standard input.
 
-    `root` is the folder that a list's paths are below; None: its own folder, or the present one for a pipe.
+    Paths in a list are relative to `root`; None: the folder of the list, or the working directory for a pipe.
     """
     path = Path(data)
     if follow and (data == "-" or not path.is_dir()):
-        raise UserError(f"--follow watches a folder, and {data} is none.")
-    if root is not None and (not root.is_dir() or path.is_dir()):
-        raise UserError(
-            f"--root is the folder of a list's paths, and {root if not root.is_dir() else data} is no such."
-        )
+        raise UserError(f"--follow needs a folder; {data} is not one.")
+    if root is not None and not root.is_dir():
+        raise UserError(f"--root needs a folder; {root} is not one.")
+    if root is not None and path.is_dir():
+        raise UserError(f"--root is for lists and pipes; {data} is a folder.")
     if data == "-":
         with readable(Path("standard input")):
-            # a file object of its own: Python closes sys.stdin at the end, and would wait for who reads from it
+            # not sys.stdin: Python closes that at exit, and would wait for the thread that reads it
             pipe = open(0, "rb", closefd=False)  # noqa: SIM115
         return Source(piped(pipe, root or Path()), None, ends=False)
     if path.is_dir():
@@ -44,7 +44,7 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
             return Source(folder.follow(), None, ends=False)
         found = folder.listing()
         if not found:
-            raise UserError(f"{path} holds no images: they belong into a folder for each label, label/name.png.")
+            raise UserError(f"{path} holds no images: put them into one subfolder per label, label/name.png.")
         return Source(in_chunks(iter(found)), len(found), ends=True)
     if not path.exists():
         raise UserError(f"{path} does not exist.")
@@ -55,13 +55,13 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
     else:
         raise UserError(f"{path} is neither a folder nor a .csv or .jsonl file.")
     chunks = in_chunks(offers)
-    first = next(chunks, None)  # looked at now, before anything is begun
+    first = next(chunks, None)  # read now, before a state is created
     if first is None:
         raise UserError(f"{path} lists no samples.")
     return Source(chain([first], chunks), total, ends=True)
 
 
 def _n_lines(path: Path) -> int:
-    """About how many lines there are."""
+    """Return the approximate number of lines."""
     with readable(path), path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))

@@ -1,4 +1,4 @@
-"""What comes in from outside: items to be learned, and those that are refused with a reason while the rest goes on."""
+"""Items given by the user: samples to be added, and refusals with a reason; a refusal does not affect other items."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-CHUNK = 256  # items that become durable together
+CHUNK = 256  # items stored in one transaction
 MAX_ID = 4096  # characters
 MAX_LABEL = 1000  # characters
 
 
 class Refused(Exception):
-    """Why one item cannot be taken, as the end of a sentence that begins with its name; the others are not touched."""
+    """The reason why an item is refused, as the end of a sentence that starts with its name."""
 
 
 class Item(NamedTuple):
-    """A sample as it was given, not decoded yet."""
+    """A sample as given, not decoded yet."""
 
     id: str
     label: str
@@ -26,9 +26,9 @@ class Item(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Something that is not even an item."""
+    """Input that could not be read as an item."""
 
-    name: str | None  # its path or id; None: it has none that could be read
+    name: str | None  # its path or id; None: neither could be read
     reason: str
     line: int | None = None
 
@@ -43,23 +43,23 @@ def in_chunks(offers: Iterator[Offer]) -> Chunks:
 
 
 class Outcome(NamedTuple):
-    """What became of an item or refusal, once it is durable."""
+    """The result for an item or refusal, after the transaction."""
 
     name: str | None
     line: int | None
-    new: bool  # False: it was there before, or is refused
-    error: str | None = None  # why it is refused
+    new: bool  # False: it was stored before, or is refused
+    error: str | None = None  # the reason for refusing it
 
     @property
     def sentence(self) -> str:
-        """Who is refused, and why."""
+        """The name of a refused item and the reason."""
         return f"{f'line {self.line}' if self.name is None else short(self.name)} {self.error}"
 
 
 def checked_id(text: object) -> str:
-    """The id of an item, or Refused."""
+    """Return the id of an item, or raise Refused."""
     if text is None or text == "":
-        raise Refused("has no id and no path to take for one")
+        raise Refused("has no id and no path")
     if not isinstance(text, str):
         raise Refused(f"has an id that is {_kind(text)}, not text")
     if len(text) > MAX_ID:
@@ -68,7 +68,7 @@ def checked_id(text: object) -> str:
 
 
 def checked_label(text: object) -> str:
-    """The label of an item without blanks around it, or Refused."""
+    """Return the label of an item without surrounding blanks, or raise Refused."""
     if text is None:
         raise Refused("has no label")
     if not isinstance(text, str):
@@ -82,7 +82,7 @@ def checked_label(text: object) -> str:
 
 
 def short(text: str) -> str:
-    """A name that fits into a message."""
+    """Shorten a name to fit into a message."""
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
@@ -96,4 +96,4 @@ def _encodable(text: str, what: str) -> str:
 
 def _kind(value: object) -> str:
     names = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names.get(type(value), "of another kind")
+    return names.get(type(value), "of another type")

@@ -1,9 +1,9 @@
-"""Lists of samples: CSV files and JSON lines, from a file or a pipe; what is no good is refused by its line.
+"""Lists of samples: CSV files and JSON lines, from a file or a pipe; unusable lines are refused by number.
 
-    CSV      a header with `path` and `label`, perhaps `id`
-    JSONL    an object a line with the same names, or with `image` (base64 of an image file) in place of `path`
+    CSV      a header with `path` and `label`, optionally `id`
+    JSONL    one object per line with the same names, or with `image` (base64 of an image file) instead of `path`
 
-The id is the path where none is given. Paths are below one folder: what leads out of it is refused.
+The default id is the path. Paths are relative to one folder; a path that leads out of it is refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MAX_LINE = 16 * 2**20  # bytes
 
 
 def read_csv(path: Path, root: Path) -> Iterator[Offer]:
-    """The rows of a list of files."""
+    """Yield the rows of a list of files."""
     for number, row in csv_rows(path, ("path", "label")):
         yield row if isinstance(row, Refusal) else offer_from(None, row, root, number)
 
 
 def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    """The lines of a CSV file by number, as named fields; one that is no good is refused. Empty fields are None."""
-    # bytes that are not UTF-8 are found out where they matter
+    """Yield the lines of a CSV file as number and named fields, empty fields as None; unusable lines are refused."""
+    # invalid UTF-8 is detected when a label or id is checked
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file)
         header: list[str] | None = None
@@ -53,7 +53,7 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[s
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn a file that cannot be read into a sentence."""
+    """Turn an error while reading a file into UserError."""
     try:
         yield
     except OSError as error:
@@ -61,13 +61,13 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def read_jsonl(path: Path, root: Path) -> Iterator[Offer]:
-    """The JSON lines of a file."""
+    """Yield the JSON lines of a file."""
     with readable(path), path.open("rb") as file:
         yield from read_lines(file, root)
 
 
 def read_lines(file: IO[bytes], root: Path) -> Iterator[Offer]:
-    """The JSON lines of a file or pipe that is open; one that is no good is refused by its number."""
+    """Yield the JSON lines of an open file or pipe; unusable lines are refused by number."""
     number = 0
     while line := file.readline(MAX_LINE):
         number += 1
@@ -80,7 +80,7 @@ def read_lines(file: IO[bytes], root: Path) -> Iterator[Offer]:
 
 
 def read_line(line: bytes, number: int, root: Path) -> Offer:
-    """One JSON line."""
+    """Read one JSON line."""
     try:
         fields = json.loads(line.strip(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -95,7 +95,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 def offer_from(name: str | None, fields: dict[str, Any], root: Path, line: int | None = None) -> Offer:
-    """An item from named fields."""
+    """Make an item from named fields."""
     try:
         path = fields.get("path")
         identity = checked_id(path if fields.get("id") is None else fields["id"])
@@ -110,7 +110,7 @@ def offer_from(name: str | None, fields: dict[str, Any], root: Path, line: int |
 
 
 def _within(path: object, root: Path) -> Path:
-    """A path below `root`, or Refused."""
+    """Return a path below `root`, or raise Refused."""
     if not isinstance(path, str) or not path:
         raise Refused("has a path that is not text")
     try:

@@ -1,4 +1,4 @@
-"""A live pipe: JSON lines in, as many at once as are there; a line out for each of them once it is durable."""
+"""A pipe of JSON lines: read as they arrive, and answered with one line each once they are on the disk."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from purereplay.errors import UserError
 from purereplay.live.items import CHUNK, Chunks, Offer, Outcome
 from purereplay.live.lists import read_lines
 
-_AHEAD = 64  # lines read before they are asked for
-_PATIENCE = 0.5  # seconds until an empty chunk is given, so that whoever waits can look at other things
+_AHEAD = 64  # lines read in advance
+_WAIT = 0.5  # seconds until an empty chunk is yielded, so that the caller can check for Ctrl-C
 
 
 class _End(NamedTuple):
@@ -23,7 +23,7 @@ class _End(NamedTuple):
 
 
 def piped(file: IO[bytes], root: Path) -> Chunks:
-    """Chunks of what has come; an empty one where nothing did for a while."""
+    """Yield chunks of the lines that have arrived; an empty chunk if none arrived for a while."""
     queue: Queue[Offer | _End] = Queue(_AHEAD)
 
     def read() -> None:
@@ -44,11 +44,11 @@ def piped(file: IO[bytes], root: Path) -> Chunks:
 
 
 def _available(queue: Queue[Offer | _End]) -> tuple[list[Offer], _End | None]:
-    """What is there, after waiting for the first of it."""
+    """Return the lines in the queue, after waiting for the first one."""
     chunk: list[Offer] = []
     with suppress(Empty):
         while len(chunk) < CHUNK:
-            found = queue.get(timeout=_PATIENCE) if not chunk else queue.get_nowait()
+            found = queue.get(timeout=_WAIT) if not chunk else queue.get_nowait()
             if isinstance(found, _End):
                 return chunk, found
             chunk.append(found)
@@ -56,7 +56,7 @@ def _available(queue: Queue[Offer | _End]) -> tuple[list[Offer], _End | None]:
 
 
 def acknowledge(outcomes: Iterable[Outcome], out: IO[str]) -> None:
-    """Answer every line."""
+    """Write one answer per line of the pipe."""
     try:
         for outcome in outcomes:
             answer: dict[str, object] = {"id": outcome.name, "ok": True}
@@ -65,4 +65,4 @@ def acknowledge(outcomes: Iterable[Outcome], out: IO[str]) -> None:
             out.write(json.dumps(answer) + "\n")
         out.flush()
     except BrokenPipeError:
-        raise UserError("Nobody reads the acknowledgements any more; what was acknowledged is safe.") from None
+        raise UserError("The reader of the answers has closed the pipe; all answered samples are stored.") from None

@@ -1,40 +1,41 @@
-"""The database of a state folder: its tables, how older ones are brought up to date, and its errors as sentences.
+"""The database of a state folder: its tables, the upgrade of older versions, and its errors.
 
-The version is SQLite's `user_version`. A new database goes through the same scripts as an old one.
+The version is SQLite's `user_version`. A new database passes through the same scripts as an old one.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from purereplay.errors import UserError
 
-# what brings version i to version i + 1
+# script i upgrades version i to version i + 1
 SCRIPTS = (
     """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-    -- labels as they were given, numbered in order of first appearance
+    -- given labels, numbered in order of first appearance
     CREATE TABLE classes (code INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE);
-    -- a row here is the acknowledgement: it is given once the row is durable
+    -- a sample is acknowledged once its row is on the disk
     CREATE TABLE samples (
         position INTEGER PRIMARY KEY,  -- in order of arrival, from 0
         id TEXT NOT NULL UNIQUE,
-        label INTEGER NOT NULL REFERENCES classes (code),  -- the given one
+        label INTEGER NOT NULL REFERENCES classes (code),  -- the given label
         pixels BLOB NOT NULL,  -- uint8 (channels, height, width)
         digest BLOB NOT NULL  -- of id, label and pixels
     );
     CREATE TABLE decisions (
         position INTEGER PRIMARY KEY REFERENCES samples (position),
-        buffer INTEGER NOT NULL,  -- the number of the delayed buffer, from 0
-        probability REAL NOT NULL,  -- of being clean
+        buffer INTEGER NOT NULL,  -- number of the delayed buffer, from 0
+        probability REAL NOT NULL,  -- of being clean, high = clean
         centrality REAL NOT NULL,
         selected INTEGER NOT NULL  -- 1: passed the filter
     );
     CREATE TABLE purified (position INTEGER PRIMARY KEY REFERENCES samples (position));
-    -- the one row names the file with the networks and buffers
+    -- the only row names the file with the networks and buffers
     CREATE TABLE learner (
         only INTEGER PRIMARY KEY CHECK (only = 0),
         file TEXT NOT NULL,
@@ -43,7 +44,7 @@ SCRIPTS = (
     );
     """,
     """
-    -- labels that a person gave to samples that had been judged; the last one of a sample counts
+    -- labels that a person gave to scored samples; the last correction of a sample is in effect
     CREATE TABLE corrections (
         number INTEGER PRIMARY KEY,
         position INTEGER NOT NULL REFERENCES samples (position),
@@ -56,7 +57,7 @@ VERSION = len(SCRIPTS)
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    """Open a database, a new one only to write; every commit is on the disk when it returns."""
+    """Open a database, or create it if `write` is set; every commit is on the disk when it returns."""
     mode = "rwc" if write else "ro"
     with database_errors(path):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=30)
@@ -65,7 +66,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
             database.execute("PRAGMA foreign_keys = ON")
-            database.execute("SELECT count(*) FROM sqlite_master").fetchone()  # a damaged one says so here
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()  # fails here if the file is damaged
         except BaseException:
             database.close()
             raise
@@ -73,13 +74,13 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def version_of(database: sqlite3.Connection, path: Path) -> int:
-    """The schema's version; UserError for one that is newer than this program."""
+    """Return the version of the schema; UserError if it is newer than this program."""
     with database_errors(path):
         [version] = database.execute("PRAGMA user_version").fetchone()
         [n_tables] = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version > VERSION:
         raise UserError(
-            f"{path} was written by a newer purereplay (schema {version}, this one reads up to {VERSION}): update it."
+            f"{path} was written by a newer purereplay (schema {version}, this one reads up to {VERSION}): upgrade it."
         )
     if version == 0 and n_tables:
         raise UserError(f"{path} is not the database of a state.")
@@ -87,7 +88,7 @@ def version_of(database: sqlite3.Connection, path: Path) -> int:
 
 
 def migrate(database: sqlite3.Connection, path: Path) -> None:
-    """Bring a database to this version, one script after the other, each in one go."""
+    """Upgrade a database to this version, each script in a transaction of its own."""
     for version in range(version_of(database, path), VERSION):
         with transaction(database, path):
             for statement in _statements(SCRIPTS[version]):
@@ -95,9 +96,15 @@ def migrate(database: sqlite3.Connection, path: Path) -> None:
             database.execute(f"PRAGMA user_version = {version + 1}")
 
 
+def query(database: sqlite3.Connection, path: Path, sql: str, values: Iterable[object] = ()) -> list[Any]:
+    """Return the rows of a statement; UserError if the database is damaged."""
+    with database_errors(path):
+        return database.execute(sql, tuple(values)).fetchall()
+
+
 @contextmanager
 def transaction(database: sqlite3.Connection, path: Path, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """All of it or nothing; DEFERRED is for reading one moment's state while another process writes."""
+    """Commit everything within the block, or nothing; DEFERRED: read a snapshot while another process writes."""
     with database_errors(path):
         database.execute(f"BEGIN {kind}")
         try:
@@ -111,7 +118,7 @@ def transaction(database: sqlite3.Connection, path: Path, kind: str = "IMMEDIATE
 
 @contextmanager
 def database_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk and a damaged file into sentences."""
+    """Turn errors of SQLite, such as a full disk or a damaged file, into UserError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -126,7 +133,7 @@ def database_errors(path: Path) -> Iterator[None]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """A script's statements one by one: `executescript` would commit before it begins."""
+    """Yield the statements of a script; `executescript` would commit before the first one."""
     part = ""
     for line in script.splitlines():
         part += line + "\n"

@@ -1,86 +1,154 @@
-"""What a state was begun with: fixed then, saved in it, and compared with what is asked for later."""
+"""Settings of a state: fixed when the state is created, saved in it, and compared with later requests.
+
+A state starts with `NewSettings`. Its first image fixes the image shape and turns them into `StateSettings`.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from purereplay.errors import UserError
-from purereplay.learners.build import make_backbone
-from purereplay.learners.options import from_json, parse
-from purereplay.learners.settings import RANGES, SprSettings, for_dataset, preset_settings
+from purereplay.learners.networks import make_backbone
+from purereplay.learners.renamed import upgrade, upgrade_preset
+from purereplay.learners.settings import DataFacts, from_json, parse, resolve
+from purereplay.learners.spr.settings import SprSettings
 from purereplay.live.images import Shape
 
+FORMAT = 2  # of the saved text; version 0.1.0 wrote format 1, without this key
 MAX_SIZE = 1024  # pixels
+_GREY, _COLOUR = (1, 1, 1), (3, 1, 1)  # image shapes that stand in for an unknown one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What somebody asks for; None: what the state has, or the default in a new one."""
+    """Options of `learn`; None: the value that the state has, or the default of a new state."""
 
     preset: str | None = None
-    overrides: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, str] = field(default_factory=dict)  # settings of the learner as text, by name
     seed: int | None = None
     size: int | None = None
     channels: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateSettings:
-    """What makes the learner of a state what it is, together with the samples."""
+class NewSettings:
+    """Settings of a state before its first image."""
 
     preset: str
     seed: int
-    size: int | None  # images are stretched to size × size; None: they come as the first one
-    channels: int | None  # images are made grey (1) or colour (3); None: they come as the first one
-    shape: Shape | None  # of the images; None: none came yet
-    options: SprSettings  # what depends on the images is filled in when their shape is known
+    size: int | None  # images are resized to size × size; None: to no other size than the first one's
+    channels: int | None  # images are converted to grey (1) or colour (3); None: as the first one
+    chosen: Mapping[str, Any]  # settings of the learner that the user chose, by name
 
 
-def new_settings(wanted: Wanted) -> StateSettings:
-    """The settings of a new state."""
-    preset = wanted.preset or "daily"
-    options = preset_settings(preset, wanted.overrides)
+@dataclass(frozen=True, kw_only=True)
+class StateSettings:
+    """Settings of a state whose image shape is known; with the samples they determine the learner."""
+
+    preset: str
+    seed: int
+    size: int | None
+    channels: int | None
+    shape: Shape  # of all images
+    options: SprSettings
+
+
+def new_settings(wanted: Wanted) -> NewSettings:
+    """Return the settings of a new state; UserError if no state can have them."""
+    new = NewSettings(
+        preset=wanted.preset or "live",
+        seed=1 if wanted.seed is None else wanted.seed,
+        size=wanted.size,
+        channels=wanted.channels,
+        chosen=_parsed(wanted),
+    )
+    options = _resolved(new, _GREY)
     if options.filter == "none":
-        raise UserError("The setting filter=none judges nothing: a state needs the filter.")
+        raise UserError("The setting filter=none scores no samples: a state needs a filter.")
     if options.self_replay == "task-end":
-        raise UserError("The setting self_replay=task-end waits for the ends of tasks, which a state never hears of.")
-    if wanted.size is not None and not 1 <= wanted.size <= MAX_SIZE:
-        raise UserError(f"The size must be between 1 and {MAX_SIZE} pixels, not {wanted.size}.")
-    if wanted.channels not in (None, 1, 3):
-        raise UserError(f"The channels must be 1 (grey) or 3 (colour), not {wanted.channels}.")
-    seed = 1 if wanted.seed is None else wanted.seed
+        raise UserError("The setting self_replay=task-end needs task ends, and a state has no tasks: use every-buffer.")
+    if options.features == "file":
+        raise UserError("The setting features=file is for `purereplay run`: use patches, projection or combined.")
+    if new.size is not None and not 1 <= new.size <= MAX_SIZE:
+        raise UserError(f"The size must be between 1 and {MAX_SIZE} pixels, not {new.size}.")
+    if new.channels not in (None, 1, 3):
+        raise UserError(f"The channels must be 1 (grey) or 3 (colour), not {new.channels}.")
+    return new
+
+
+def with_shape(new: NewSettings, shape: Shape) -> StateSettings:
+    """Return the settings once the image shape is known; UserError if the network cannot take such images."""
+    options = _resolved(new, shape)
+    make_backbone(options, shape)
     return StateSettings(
-        preset=preset, seed=seed, size=wanted.size, channels=wanted.channels, shape=None, options=options
+        preset=new.preset, seed=new.seed, size=new.size, channels=new.channels, shape=shape, options=options
     )
 
 
-def check_same(have: StateSettings, wanted: Wanted, state: Path) -> None:
-    """Complain of anything that is asked for and is not what the state was begun with."""
+def buffer_sizes(settings: NewSettings | StateSettings) -> tuple[int, int]:
+    """Return the capacities of the delayed and of the purified buffer; they do not depend on the images."""
+    options = settings.options if isinstance(settings, StateSettings) else _resolved(settings, _GREY)
+    return options.delayed_size, options.purified_size
+
+
+def check_same(have: NewSettings | StateSettings, wanted: Wanted, state: Path) -> None:
+    """Raise UserError if an option differs from the settings that the state was created with."""
     asked = {"preset": wanted.preset, "seed": wanted.seed, "size": wanted.size, "channels": wanted.channels}
     pairs = [(name, value, getattr(have, name)) for name, value in asked.items() if value is not None]
-    parsed = {name: parse(SprSettings, name, text) for name, text in wanted.overrides.items()}
-    pairs += [(name, value, getattr(have.options, name)) for name, value in parsed.items()]
+    fixed_options = _fixed_options(have)
+    pairs += [(name, value, fixed_options.get(name, "undecided")) for name, value in _parsed(wanted).items()]
     for name, value, fixed in pairs:
         if value != fixed:
-            raise UserError(f"{state} was begun with {name} {fixed}, not {value}: choose another --state.")
+            shown = "none" if fixed is None else fixed
+            raise UserError(f"{state} was created with {name} {shown}, not {value}: use another --state.")
 
 
-def with_shape(settings: StateSettings, shape: Shape) -> StateSettings:
-    """The settings once the first image has come; UserError where no network takes such images."""
-    options = for_dataset(settings.options, "", shape, settings.preset)
-    make_backbone(options, shape)
-    return replace(settings, shape=shape, options=options)
+def to_text(settings: NewSettings | StateSettings) -> str:
+    """Return the settings as they are saved."""
+    return json.dumps({"format": FORMAT, **asdict(settings)})
 
 
-def to_text(settings: StateSettings) -> str:
-    return json.dumps(asdict(settings))
-
-
-def from_text(text: str) -> StateSettings:
-    """Settings as they were saved; an option that came later has its default."""
+def from_text(text: str) -> NewSettings | StateSettings:
+    """Return saved settings; those that a later version added have their defaults."""
     values = json.loads(text)
-    options = from_json(SprSettings, asdict(SprSettings()) | values.pop("options"), RANGES)
-    shape = values.pop("shape")
-    return StateSettings(**values, shape=None if shape is None else tuple(shape), options=options)
+    if values.setdefault("format", 1) == 1:
+        values = _from_format_1(values)
+    found = values.pop("format")
+    if found != FORMAT:
+        raise ValueError(f"their format is {found}, not {FORMAT}")
+    if "chosen" in values:
+        return NewSettings(**values)
+    options = from_json(SprSettings, _defaults() | values.pop("options"))
+    return StateSettings(**values | {"shape": tuple(values["shape"])}, options=options)
+
+
+def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that version 0.1.0 saved: all options, those that depend on the data None without images."""
+    preset, shape = upgrade_preset(values["preset"]), values.pop("shape")
+    options = _defaults() | upgrade("spr", values.pop("options"))
+    known = {"chosen": options} if shape is None else {"shape": shape, "options": options}
+    return values | {"format": FORMAT, "preset": preset} | known
+
+
+def _defaults() -> dict[str, Any]:
+    return {f.name: f.default for f in fields(SprSettings) if f.default is not MISSING}
+
+
+def _parsed(wanted: Wanted) -> dict[str, Any]:
+    return {name: parse(SprSettings, name, text) for name, text in wanted.overrides.items()}
+
+
+def _resolved(new: NewSettings, shape: Shape) -> SprSettings:
+    return resolve(SprSettings, new.chosen, DataFacts(shape), preset=new.preset)
+
+
+def _fixed_options(settings: NewSettings | StateSettings) -> dict[str, Any]:
+    """Return the learner's settings that are fixed; before the first image, those that any image would give."""
+    if isinstance(settings, StateSettings):
+        return asdict(settings.options)
+    grey, colour = (asdict(_resolved(settings, shape)) for shape in (_GREY, _COLOUR))
+    return {name: value for name, value in grey.items() if value == colour[name]}

@@ -1,12 +1,12 @@
-"""The state folder: every sample, decision and correction in SQLite; networks and buffers beside it.
+"""The state folder: every sample, decision and correction in SQLite; networks and buffers in files beside it.
 
-    state.sqlite                what is known, and which of the files below is the one that counts
-    learner-DIGEST.safetensors  base, optimizer, purified buffer and a buffer under way
-    classifier-DIGEST.…         the classifier finetuned from that learner, once somebody asked for it
-    .lock                       held by the one process that writes
+    state.sqlite                all records, and the name of the learner file in use
+    learner-DIGEST.safetensors  base network, optimizer, purified buffer and a delayed buffer in progress
+    classifier-DIGEST.…         the classifier finetuned from that learner, once it was needed
+    .lock                       held by the process that writes
 
-A file is written whole before the database names it, in the transaction that records what it stands for; the one
-before it goes after that. So whatever happens when, the database and the file that it names belong together.
+A file is complete on the disk before the database names it, in the same transaction that records its results. The
+previous file is removed after that. So the database and the file that it names always belong together.
 """
 
 from __future__ import annotations
@@ -27,17 +27,25 @@ from purereplay.data.batch import Batch
 from purereplay.data.files import disk_errors, held, write_whole
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
-from purereplay.learners.base import Report
+from purereplay.learners.base import FilterReport
 from purereplay.live import schema
 from purereplay.live.images import Pixels
 from purereplay.live.items import Refused
-from purereplay.live.settings import StateSettings, Wanted, check_same, from_text, new_settings, to_text
+from purereplay.live.settings import (
+    NewSettings,
+    StateSettings,
+    Wanted,
+    check_same,
+    from_text,
+    new_settings,
+    to_text,
+)
 
 DATABASE = "state.sqlite"
 
 
 class Row(NamedTuple):
-    """A sample as it is kept."""
+    """A stored sample."""
 
     position: int
     id: str
@@ -46,119 +54,118 @@ class Row(NamedTuple):
 
 
 class Current(NamedTuple):
-    """Which learner counts."""
+    """The learner file in use."""
 
     path: Path
     digest: str
-    taken: int  # samples before this position were given to it
+    taken: int  # samples before this position were given to the learner
 
 
 class Store:
     """One state folder, opened by `writing` or `reading`."""
 
-    def __init__(self, folder: Path, database: sqlite3.Connection) -> None:
+    def __init__(self, folder: Path, database: sqlite3.Connection, settings: NewSettings | StateSettings) -> None:
         self.folder = folder
         self.path = folder / DATABASE
         self.database = database
-        self.settings: StateSettings | None = None
+        self.settings = settings
 
     # ---------------------------------------------------------------- opening
 
     @classmethod
     @contextmanager
     def writing(cls, folder: Path, wanted: Wanted | None) -> Iterator[Store]:
-        """The only one to change the state; a new one is begun with what is `wanted`, None: there has to be one."""
+        """Open a state as its only writer; a missing state is created with `wanted`, None: it must exist."""
         new = new_settings(wanted) if wanted is not None else None
         if wanted is None:
-            _check_there(folder)
+            _check_exists(folder)
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        with held(folder / ".lock", f"Another process is working on {folder}."):
-            if not (folder / DATABASE).exists() and any(folder.glob("learner-*")):
-                raise UserError(f"{folder / DATABASE} is missing, but a learner lies beside its place.")
-            with closing(schema.connect(folder / DATABASE, write=True)) as database:
-                store = cls(folder, database)
-                schema.migrate(database, store.path)
-                store._check_whole()
-                store._read_settings()
-                if store.settings is None:
+        path = folder / DATABASE
+        with held(folder / ".lock", f"Another process is working on {folder}: wait until it has finished."):
+            if not path.exists() and any(folder.glob("learner-*")):
+                raise UserError(f"{path} is missing, but {folder} holds a learner: restore the file.")
+            with closing(schema.connect(path, write=True)) as database:
+                schema.migrate(database, path)
+                _check_integrity(database, path)
+                settings = _read_settings(database, path)
+                if settings is None:
                     if new is None:
-                        raise UserError(f"{folder} holds no state: begin one with `purereplay learn`.")
+                        raise _no_state(folder)
+                    store = cls(folder, database, new)
                     with store.transaction():
                         store.write_settings(new)
-                elif wanted is not None:
-                    check_same(store.settings, wanted, folder)
+                else:
+                    store = cls(folder, database, settings)
+                    if wanted is not None:
+                        check_same(settings, wanted, folder)
                 yield store
 
     @classmethod
     @contextmanager
     def reading(cls, folder: Path) -> Iterator[Store]:
-        """For any number of readers, also while another process writes."""
-        _check_there(folder)
-        with closing(schema.connect(folder / DATABASE, write=False)) as database:
-            if schema.version_of(database, folder / DATABASE) < schema.VERSION:
+        """Open a state for reading; any number of processes may, also while another one writes."""
+        _check_exists(folder)
+        path = folder / DATABASE
+        with closing(schema.connect(path, write=False)) as database:
+            if schema.version_of(database, path) < schema.VERSION:
                 with cls.writing(folder, None):
-                    pass  # it is brought up to date
-            store = cls(folder, database)
-            store._read_settings()
-            if store.settings is None:
-                raise UserError(f"{folder} holds no state: begin one with `purereplay learn`.")
-            yield store
+                    pass  # opening it upgrades it
+            settings = _read_settings(database, path)
+            if settings is None:
+                raise _no_state(folder)
+            yield cls(folder, database, settings)
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All that is written within, or nothing."""
+        """Commit everything that is written within the block, or nothing."""
         return schema.transaction(self.database, self.path)
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """All that is read within is of one moment."""
+        """Read one consistent moment of the state within the block."""
         return schema.transaction(self.database, self.path, "DEFERRED")
 
-    def _check_whole(self) -> None:
-        """Complain of a file whose structure is broken; the samples' own digests are checked when they are read."""
-        with schema.database_errors(self.path):
-            [found] = self.database.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise UserError(f"{self.path} is damaged: {found.splitlines()[-1]}.")
-
-    def _read_settings(self) -> None:
-        found = self.one("SELECT value FROM facts WHERE name = 'settings'")
-        try:
-            self.settings = from_text(found[0]) if found else None
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{self.path} is damaged: its settings cannot be read ({error}).") from None
-
     def query(self, sql: str, values: Iterable[object] = ()) -> list[Any]:
-        """The rows that a statement gives; damage that is met on the way is a sentence."""
-        with schema.database_errors(self.path):
-            return self.database.execute(sql, tuple(values)).fetchall()
+        """Return the rows of a statement; UserError if the database is damaged."""
+        return schema.query(self.database, self.path, sql, values)
 
     def one(self, sql: str, values: Iterable[object] = ()) -> Any:
-        """The first row; None where there is none."""
+        """Return the first row of a statement, or None."""
         return next(iter(self.query(sql, values)), None)
 
-    # ---------------------------------------------------------------- samples; to be called within a transaction
+    # ---------------------------------------------------------------- settings
 
-    def write_settings(self, settings: StateSettings) -> None:
+    @property
+    def image_settings(self) -> StateSettings:
+        """The settings of a state that has images; UserError before the first one."""
+        if isinstance(self.settings, NewSettings):
+            raise UserError(f"{self.folder} holds no images yet: add some with `purereplay learn`.")
+        return self.settings
+
+    def write_settings(self, settings: NewSettings | StateSettings) -> None:
+        """Save the settings; call within a transaction."""
         self.query("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", [to_text(settings)])
         self.settings = settings
 
+    # ---------------------------------------------------------------- samples; call within a transaction
+
     def add(self, identity: str, label: str, pixels: Pixels) -> bool:
-        """Keep a sample; False where it is there already, Refused where another one has its id."""
+        """Store a sample; False if it is stored already, Refused if its id belongs to a different sample."""
         digest = _digest(identity, label, pixels)
         found = self.one(
             "SELECT digest, c.label FROM samples s JOIN classes c ON c.code = s.label WHERE id = ?", [identity]
         )
         if found:
             if found[0] != digest:
-                what = "another image" if found[1] == label else f"the label {found[1]!r}"
-                raise Refused(f"was given before with {what}; `purereplay correct` changes labels")
+                if found[1] == label:
+                    raise Refused("was added before with another image: use a new id")
+                raise Refused(f"was added before with the label {found[1]!r}: change it with `purereplay correct`")
             return False
         values = (self.n_samples, identity, self.code(label), pixels.tobytes(), digest)
         self.query("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", values)
         return True
 
     def code(self, label: str) -> int:
-        """The number of a label; a new one gets the next."""
+        """Return the number of a label; a new label gets the next number."""
         found = self.one("SELECT code FROM classes WHERE label = ?", [label])
         if found:
             return int(found[0])
@@ -172,12 +179,12 @@ class Store:
         return 0 if last is None else int(last) + 1
 
     def labels(self) -> list[str]:
-        """The labels by their numbers."""
+        """Return all labels in the order of their numbers."""
         return [label for (label,) in self.query("SELECT label FROM classes ORDER BY code")]
 
     def rows(self, positions: list[int]) -> list[Row]:
-        """Samples by position, each checked against its digest."""
-        assert self.settings is not None and self.settings.shape is not None
+        """Return samples by position; each is checked against its digest."""
+        shape = self.image_settings.shape
         found = []
         for position in positions:
             row = self.one(
@@ -190,12 +197,12 @@ class Store:
             identity, label, content, digest = row
             pixels = np.frombuffer(content, np.uint8)
             if digest != _digest(identity, label, pixels):
-                raise UserError(f"{self.path} is damaged: sample {identity} is not what was written.")
-            found.append(Row(position, identity, label, pixels.reshape(self.settings.shape)))
+                raise UserError(f"{self.path} is damaged: sample {identity} does not match its digest.")
+            found.append(Row(position, identity, label, pixels.reshape(shape)))
         return found
 
     def batch(self, start: int, stop: int) -> Batch:
-        """The samples of positions start … stop - 1 as a learner sees them."""
+        """Return the samples at positions start … stop - 1 as a batch for the learner."""
         rows = self.rows(list(range(start, stop)))
         codes = {label: code for code, label in enumerate(self.labels())}
         images = torch.from_numpy(np.stack([row.pixels for row in rows]))
@@ -205,24 +212,24 @@ class Store:
     # ---------------------------------------------------------------- the learner
 
     def current(self) -> Current | None:
-        """The learner that counts; None: nothing was learned yet."""
+        """Return the learner file in use; None: no buffer was filled yet."""
         found = self.one("SELECT file, digest, taken FROM learner")
         return Current(self.folder / found[0], found[1], found[2]) if found else None
 
     def tensors(self, current: Current) -> dict[str, Tensor]:
-        """The learner's state, checked."""
+        """Return the tensors of the learner; UserError if the file is damaged."""
         try:
             saved = unpack_tensors(current.path)
         except ValueError as error:
             raise UserError(f"{current.path} {error}.") from None
         if saved.digest != current.digest:
-            raise UserError(f"{current.path} is damaged: it is not the one that {DATABASE} names.")
+            raise UserError(f"{current.path} is damaged: it is not the file that {DATABASE} names.")
         return saved.tensors
 
     def write_learner(
-        self, tensors: dict[str, Tensor], taken: int, purified_index: Tensor, report: Report | None
+        self, tensors: dict[str, Tensor], taken: int, purified_index: Tensor, report: FilterReport | None
     ) -> Current:
-        """Keep a learner and what it decided; within a transaction. `tidy` follows once that is over."""
+        """Save a learner and its decisions within a transaction; call `tidy` after the commit."""
         content, digest = pack_tensors(tensors, {"taken": taken})
         path = self.folder / f"learner-{digest[:16]}.safetensors"
         write_whole(path, content)
@@ -236,11 +243,11 @@ class Store:
         return Current(path, digest, taken)
 
     def classifier_path(self, current: Current) -> Path:
-        """Where the classifier of this learner is kept."""
+        """Return the path of the classifier of this learner."""
         return self.folder / f"classifier-{current.digest[:16]}.safetensors"
 
     def tidy(self, current: Current) -> None:
-        """Remove the files of earlier learners, and what a kill left half-written."""
+        """Remove the files of earlier learners, and partly written files of a killed process."""
         keep = {current.path, self.classifier_path(current)}
         with disk_errors(self.folder):
             for path in [*self.folder.glob("learner-*"), *self.folder.glob("classifier-*")]:
@@ -248,9 +255,30 @@ class Store:
                     path.unlink(missing_ok=True)
 
 
-def _check_there(folder: Path) -> None:
+def _check_exists(folder: Path) -> None:
     if not (folder / DATABASE).exists():
-        raise UserError(f"{folder} holds no state: begin one with `purereplay learn`.")
+        raise _no_state(folder)
+
+
+def _no_state(folder: Path) -> UserError:
+    return UserError(f"{folder} holds no state: create one with `purereplay learn`.")
+
+
+def _check_integrity(database: sqlite3.Connection, path: Path) -> None:
+    """Raise UserError if the structure of the file is damaged; the digests of samples are checked on reading them."""
+    [[found]] = schema.query(database, path, "PRAGMA quick_check(1)")
+    if found != "ok":
+        raise UserError(f"{path} is damaged: {found.splitlines()[-1]}.")
+
+
+def _read_settings(database: sqlite3.Connection, path: Path) -> NewSettings | StateSettings | None:
+    """Return the saved settings, or None in a new database."""
+    found = schema.query(database, path, "SELECT value FROM facts WHERE name = 'settings'")
+    try:
+        return from_text(found[0][0]) if found else None
+    except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = str(error).rstrip(".")
+        raise UserError(f"{path} is damaged or of another version: its settings cannot be read ({reason}).") from None
 
 
 def _digest(identity: str, label: str, pixels: Pixels) -> bytes:
@@ -259,9 +287,7 @@ def _digest(identity: str, label: str, pixels: Pixels) -> bytes:
     return digest.digest()
 
 
-def _decisions(report: Report) -> Iterator[tuple[int, int, float, float, int]]:
-    assert report.clean_probability is not None and report.centrality is not None
-    assert report.selected_mask is not None
+def _decisions(report: FilterReport) -> Iterator[tuple[int, int, float, float, int]]:
     columns = (report.index, report.clean_probability, report.centrality, report.selected_mask)
     for position, probability, centrality, selected in zip(*(c.tolist() for c in columns), strict=True):
         yield position, report.buffer, probability, centrality, int(selected)

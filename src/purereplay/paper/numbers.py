@@ -1,4 +1,4 @@
-"""The paper's numbers, every cell of every table, as they are printed there (in %)."""
+"""The paper's numbers: every cell of every table, as printed there (in %)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _NOISES = {"random_symmetric": "symmetric", "superclass_symmetric": "superclass"
 
 
 def paper_table(name: str, dataset: str) -> PaperTable:
+    """Return a table of the paper; UserError if there is none of this name and dataset."""
     rows = [row for row in _rows() if row["table"] == name and row["dataset"] == dataset]
     if not rows:
-        known = sorted({f"{row['table']} of {row['dataset']}" for row in _rows()})
+        known = sorted(f"{table} of {data}" for table, data in _table_keys())
         raise UserError(f"The paper has no table {name} of {dataset}: it has {', '.join(known)}.")
     values = {}
     for row in rows:
@@ -45,6 +46,15 @@ def paper_table(name: str, dataset: str) -> PaperTable:
         values[row["method"], column] = float(row["value"])
     methods, columns = list(dict.fromkeys(m for m, _ in values)), list(dict.fromkeys(c for _, c in values))
     return PaperTable(name, dataset, rows[0]["metric"], methods, columns, values)
+
+
+def paper_tables() -> list[PaperTable]:
+    """Return all tables of the paper."""
+    return [paper_table(name, dataset) for name, dataset in _table_keys()]
+
+
+def _table_keys() -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row["table"], row["dataset"]) for row in _rows()))
 
 
 def _rows() -> list[dict[str, str]]:

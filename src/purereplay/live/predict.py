@@ -1,4 +1,4 @@
-"""The classifier of a state: finetuned when somebody first asks, kept until something is learned or corrected."""
+"""The classifier of a state, and its predictions: finetuned when first needed, kept until the learner changes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Refused
-from purereplay.live.learning import load_learner, make_learner
+from purereplay.live.session import load_learner, make_learner
 from purereplay.live.store import Current, Store
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.networks import Head
 
-_AT_ONCE = 256  # images
-_TRIES = 5  # another process may replace the learner just while its file is opened
+_BATCH = 256  # images read at once
+_TRIES = 5  # another process may replace the learner file while it is opened
 
 Answer = TypeVar("Answer")
 
 
 class Prediction(NamedTuple):
-    """What the classifier says of an image; `error` where it is none."""
+    """The prediction for one image file; `error` if it cannot be read."""
 
     path: Path
     probabilities: Tensor | None = None  # float (n_classes,), in the order of the labels
@@ -37,55 +37,67 @@ class Prediction(NamedTuple):
 
 
 def with_current(store: Store, use: Callable[[Current | None], Answer]) -> Answer:
-    """`use` of the learner that counts, seen at one moment; again where its file was replaced in that moment."""
-    for attempt in range(_TRIES):
+    """Return `use(current)` on a snapshot; try again if another process replaced the learner file meanwhile."""
+    for _ in range(_TRIES - 1):
         with store.snapshot():
             current = store.current()
             try:
                 return use(current)
             except UserError:
-                if current is None or current.path.exists() or attempt == _TRIES - 1:
+                if current is None or current.path.exists():
                     raise
-    raise AssertionError("unreachable")
+    with store.snapshot():
+        return use(store.current())
 
 
-def classifier_of(store: Store, current: Current, engine: Engine) -> Classifier | None:
-    """The classifier; None where P holds nothing that it could be finetuned on."""
+def current_classifier(store: Store, current: Current, engine: Engine) -> Classifier | None:
+    """Return the classifier of a learner; None if the purified buffer is empty."""
     kept = store.classifier_path(current)
     with suppress(ValueError):
         saved = unpack_tensors(kept)
-        assert store.settings is not None and store.settings.shape is not None
-        network = make_learner(store.settings, engine).network
+        settings = store.image_settings
+        network = make_learner(settings, engine).network
         state = {name: t.to(engine.device) for name, t in saved.tensors.items()}
-        return Classifier(replace(network, head=Head(saved.facts["n_classes"])), state, store.settings.shape)
+        return Classifier(replace(network, head=Head(saved.facts["n_classes"])), state, settings.shape)
     learner = load_learner(store, current, engine)
     if learner.purified.n == 0:
         return None
     classifier = learner.classifier()
-    with suppress(UserError):  # it is a matter of time only, and the folder may be somebody else's
+    with suppress(UserError):  # the file only saves time, and the folder may be read-only
         write_whole(kept, pack_tensors(classifier.state, {"n_classes": learner.n_classes})[0])
     return classifier
 
 
 def ready_classifier(store: Store, engine: Engine) -> tuple[Classifier, list[str]]:
-    """The classifier and its labels; UserError before anything was learned."""
+    """Return the classifier and its labels; UserError if no sample has passed the filter yet."""
 
     def use(current: Current | None) -> tuple[Classifier, list[str]]:
-        classifier = None if current is None else classifier_of(store, current, engine)
+        classifier = None if current is None else current_classifier(store, current, engine)
         if classifier is None:
-            raise UserError(f"{store.folder} has no classifier yet: no sample has passed the filter.")
+            raise UserError(
+                f"{store.folder} has no classifier yet, since no sample has passed the filter: "
+                "add more with `purereplay learn`."
+            )
         return classifier, store.labels()[: classifier.network.head.n_outputs]
 
     return with_current(store, use)
 
 
+def image_files(paths: list[Path]) -> list[Path]:
+    """Return files as they are, and folders replaced by all their files that are not hidden, by name."""
+    return [found for path in paths for found in (_files_below(path) if path.is_dir() else [path])]
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
 def predict(store: Store, classifier: Classifier, paths: list[Path]) -> Iterator[Prediction]:
     """Classify image files, in their order."""
-    assert store.settings is not None
-    s = store.settings
-    for start in range(0, len(paths), _AT_ONCE):
+    s = store.image_settings
+    for start in range(0, len(paths), _BATCH):
         images, answers = [], []
-        for path in paths[start : start + _AT_ONCE]:
+        for path in paths[start : start + _BATCH]:
             try:
                 pixels = read_pixels(path, size=s.size, channels=s.channels, shape=s.shape)
                 images.append(torch.from_numpy(pixels))

@@ -1,0 +1,247 @@
+"""Commands on your own data: `learn` and the other commands on its state folder, and the filter alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from purereplay.cli.app import Device, SetOption, app, overrides
+from purereplay.errors import UserError
+from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, SmallClass
+
+State = Annotated[Path, typer.Option("--state", help="State folder, created by `learn`.")]
+
+
+@app.command()
+def learn(
+    data: Annotated[
+        str, typer.Argument(help="A folder label/name.png, a CSV or JSONL list of path and label, or - for a pipe.")
+    ],
+    state: Annotated[Path, typer.Option("--state", help="State folder; created if it does not exist.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Keep watching the folder until Ctrl-C.")] = False,
+    size: Annotated[
+        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. [default: no resizing]")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="1: convert images to grey, 3: to colour. [default: as the first image]")
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that the paths of a list or pipe are relative to. "
+            "[default: the list's folder, or the working directory]"
+        ),
+    ] = None,
+    rest: Annotated[
+        bool | None,
+        typer.Option(
+            "--score-rest/--hold-rest",
+            help="At the end, score the samples that do not fill a buffer, or hold them until more arrive. "
+            "[default: hold them with a pipe or --follow]",
+        ),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="As for `run`. [default: live]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. [default: 1]")] = None,
+    device: Device = "auto",
+    set_: SetOption = None,
+) -> None:
+    """Learn from your own images with unreliable labels, into a state folder.
+
+    The same command again continues after any interruption and adds what is new in the data. Size, channels, preset,
+    seed and settings are fixed when the state is created.
+
+    Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
+    standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
+    interruption, send every line again that was not answered.
+
+    Examples:
+
+        purereplay learn photos --state state
+
+        purereplay learn labels.csv --state state --size 32
+
+        camera | purereplay learn - --state state > answers.jsonl
+    """
+    from purereplay.live.learn import learn
+    from purereplay.live.settings import Wanted
+    from purereplay.report import live as report
+
+    wanted = Wanted(preset=preset, overrides=overrides(set_), seed=seed, size=size, channels=channels)
+    is_pipe = data == "-"
+    with report.learning(is_pipe=is_pipe) as observer:
+        done = learn(
+            data,
+            state,
+            wanted,
+            device=device,
+            follow=follow,
+            root=root,
+            rest=rest,
+            answers=sys.stdout if is_pipe else None,
+            observer=observer,
+        )
+    if not is_pipe:
+        report.show_learned(state, done)
+    if done.n_refused:
+        raise UserError(f"{done.n_refused:,} of {done.n_seen:,} items were refused; the others were added.")
+
+
+@app.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of image files.")],
+    state: State,
+    form: Annotated[
+        str, typer.Option("--format", help="table, jsonl or csv; the last two give the probability of every label.")
+    ] = "table",
+    device: Device = "auto",
+) -> None:
+    """Classify images with the classifier of a state.
+
+    Examples:
+
+        purereplay predict --state state new/*.png
+
+        purereplay predict --state state new --format csv > predicted.csv
+    """
+    _check_form(form, "table", "jsonl", "csv")
+    from purereplay.live.predict import image_files, predict, ready_classifier
+    from purereplay.live.session import make_engine
+    from purereplay.live.store import Store
+    from purereplay.report import live as report
+
+    paths, engine = image_files(images), make_engine(device)
+    with Store.reading(state) as store:
+        with report.finetuning():
+            classifier, labels = ready_classifier(store, engine)
+        n_refused = report.show_predictions(predict(store, classifier, paths), labels, form)
+    if n_refused:
+        raise UserError(f"{n_refused:,} of {len(paths):,} images were refused; the others were classified.")
+
+
+@app.command()
+def audit(
+    state: State,
+    out: Annotated[Path, typer.Option(help="CSV file to write.")],
+    device: Device = "auto",
+) -> None:
+    """List every scored sample, lowest clean probability first: label, probability, decision, likely other label.
+
+    Can be used while `learn` runs.
+
+    Example:
+
+        purereplay audit --state state --out audit.csv
+    """
+    from purereplay.live.audit import audit
+    from purereplay.live.session import make_engine
+    from purereplay.live.store import Store
+    from purereplay.report import live as report
+
+    engine = make_engine(device)
+    with report.auditing() as progress, Store.reading(state) as store:
+        done = audit(store, engine, out, progress)
+    report.show_audit(out, done)
+
+
+@app.command()
+def correct(
+    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
+    state: State,
+    device: Device = "auto",
+) -> None:
+    """Correct labels: the samples enter the purified buffer with the new label and clean probability 1.
+
+    Example:
+
+        purereplay correct --state state fixes.csv
+    """
+    from purereplay.live.corrections import correct
+    from purereplay.live.session import Session, make_engine
+    from purereplay.report import live as report
+
+    with Session.open(state, None, make_engine(device)) as session:
+        outcomes = correct(session, fixes)
+    n_refused = report.show_corrections(outcomes)
+    if n_refused:
+        raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
+
+
+@app.command()
+def status(
+    state: State,
+    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+) -> None:
+    """Show the number of samples in a state: scored and waiting, accepted and rejected, by label.
+
+    Can be used while `learn` runs.
+
+    Example:
+
+        purereplay status --state state
+    """
+    _check_form(form, "table", "json")
+    from purereplay.live.status import status
+    from purereplay.live.store import Store
+    from purereplay.report import live as report
+
+    with Store.reading(state) as store:
+        found = status(store)
+    report.show_status(found, form)
+
+
+def _check_form(form: str, *known: str) -> None:
+    if form not in known:
+        raise UserError(f"The format {form!r} is unknown: choose {', '.join(known[:-1])} or {known[-1]}.")
+
+
+@app.command("filter")
+def filter_(
+    features: Annotated[Path, typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet.")],
+    out: Annotated[Path, typer.Option(help="File for the scores: .csv or .parquet.")],
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns", help="Columns of features, such as 'f*,size'; for .npz the array's name. [default: all others]"
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Column or array of given labels. [default: label or labels]")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="Column or array of sample ids. [default: id or ids, if present]")
+    ] = None,
+    graphs: Annotated[
+        int, typer.Option(help="Random graphs per class; 0 uses the similarity graph itself.")
+    ] = DEFAULTS.n_graphs,
+    seed: Annotated[int, typer.Option(help="Seed of the graphs, the blocks and the selection.")] = 0,
+    block_size: Annotated[
+        int, typer.Option(help="Classes with more samples are split into random blocks.")
+    ] = BLOCK_SIZE,
+    keep_small: Annotated[
+        bool, typer.Option("--keep-small", help="Give classes of fewer than 4 samples 0.5 instead of 0.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="Number of threads. [default: all cores, at most 8]")] = None,
+) -> None:
+    """Score the labels of samples by your own features: a clean probability per sample, high = clean.
+
+    An npz file holds arrays features (n, d), labels (n,) and optionally ids (n,). A table needs a header and a column
+    label, and may have a column id; all other columns are features. Writes one row per sample: id (or row), label,
+    clean_probability, centrality, selected. See docs/filter.md.
+
+    Examples:
+
+        purereplay filter features.npz --out scores.csv
+
+        purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
+    """
+    from purereplay.purify.filter import SelfCenteredFilter
+    from purereplay.report.filtering import filter_file
+
+    small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
+    sample_filter = SelfCenteredFilter(
+        n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
+    )
+    filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)

@@ -1,0 +1,86 @@
+"""A state in a few numbers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TypedDict
+
+from purereplay.live.images import Shape
+from purereplay.live.settings import StateSettings, buffer_sizes
+from purereplay.live.store import Store
+
+
+class ClassStatus(TypedDict):
+    """One label of a state."""
+
+    label: str
+    samples: int
+    scored: int
+    rejected: int
+
+
+class Status(TypedDict):
+    """A state in a few numbers; the keys are those of `status --format json`."""
+
+    samples: int
+    scored: int
+    waiting: int
+    accepted: int
+    rejected: int
+    buffers: int
+    delayed_size: int
+    purified: int
+    purified_size: int
+    corrected: int
+    image_shape: Shape | None  # None: no images yet
+    preset: str
+    seed: int
+    bytes: int
+    classes: list[ClassStatus]
+
+
+def status(store: Store) -> Status:
+    """Return the numbers of a state."""
+    with store.snapshot():
+
+        def count(sql: str) -> int:
+            return int(store.one(sql)[0])
+
+        samples, scored = store.n_samples, count("SELECT count(*) FROM decisions")
+        classes = store.query(
+            "SELECT c.label, count(s.position), count(d.position), coalesce(sum(d.selected), 0) FROM classes c"
+            " LEFT JOIN samples s ON s.label = c.code LEFT JOIN decisions d ON d.position = s.position"
+            " GROUP BY c.code ORDER BY c.code"
+        )
+        accepted = count("SELECT coalesce(sum(selected), 0) FROM decisions")
+        settings = store.settings
+        delayed_size, purified_size = buffer_sizes(settings)
+        return {
+            "samples": samples,
+            "scored": scored,
+            "waiting": samples - scored,
+            "accepted": accepted,
+            "rejected": scored - accepted,
+            "buffers": count("SELECT coalesce(max(buffer) + 1, 0) FROM decisions"),
+            "delayed_size": delayed_size,
+            "purified": count("SELECT count(*) FROM purified"),
+            "purified_size": purified_size,
+            "corrected": count("SELECT count(DISTINCT position) FROM corrections"),
+            "image_shape": settings.shape if isinstance(settings, StateSettings) else None,
+            "preset": settings.preset,
+            "seed": settings.seed,
+            "bytes": _bytes(store.folder),
+            "classes": [
+                {"label": label, "samples": n, "scored": m, "rejected": m - passed} for label, n, m, passed in classes
+            ],
+        }
+
+
+def _bytes(folder: Path) -> int:
+    """Return the size of all files; a file may disappear meanwhile."""
+    total = 0
+    for path in folder.iterdir():
+        with suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -1,0 +1,206 @@
+"""Terminal output of the commands on a state: progress of `learn`, predictions, audit, corrections and status."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import Progress as Bars
+from rich.progress import TaskID
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from purereplay.learners.base import FilterReport
+from purereplay.live.audit import Audited
+from purereplay.live.items import Outcome
+from purereplay.live.learn import LearnObserver, LearnProgress
+from purereplay.live.predict import Prediction
+from purereplay.live.status import Status
+from purereplay.nets.engine import TrainingProgress
+from purereplay.report.progress import duration, interruptible, out, percent, progress_bars, seconds_left
+
+_stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
+_LOG_SECONDS = 30  # between two lines of progress in a log file
+
+
+class LearnBars(LearnObserver):
+    """Bars of `learn`: items added, samples scored with the time left, and steps of the current training."""
+
+    def __init__(self, bars: Bars, interrupted: list[bool]) -> None:
+        self.bars = bars
+        self.interrupted = interrupted  # not empty once Ctrl-C was pressed
+        self.last_logged = time.monotonic()
+        self.rows: dict[str, TaskID] = {}
+
+    def should_stop(self) -> bool:
+        return bool(self.interrupted)
+
+    def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
+        n, total = progress.n_seen, progress.total
+        self._update("added", n, total, f"{n:,}" + (f" of {total:,}" if total else ""))
+
+    def training(self, progress: LearnProgress, now: TrainingProgress) -> None:
+        self._update("training", now.done, now.total, f"{now.phase}: step {now.done:,} of {now.total:,}")
+        self._update_scored(progress, now)
+
+    def scored(self, progress: LearnProgress, report: FilterReport) -> None:
+        self._update_scored(progress, None)
+
+    def _update_scored(self, progress: LearnProgress, now: TrainingProgress | None) -> None:
+        text = f"{progress.n_scored:,} of {progress.n_to_score:,} samples"
+        left = seconds_left(progress.steps, [progress.account], now)
+        text += "" if left is None else f", {duration(left)} left"
+        self._update("scored", progress.n_scored, progress.n_to_score, text)
+        is_log = not (out.is_terminal or self.bars.disable)
+        if is_log and time.monotonic() - self.last_logged > _LOG_SECONDS:
+            self.last_logged = time.monotonic()
+            self.bars.print(f"scored {text}")
+
+    def _update(self, name: str, done: int, total: int | None, text: str) -> None:
+        if name not in self.rows:
+            self.rows[name] = self.bars.add_task(name, total=total, what="")
+        self.bars.update(self.rows[name], completed=done, total=total, what=text)
+
+
+class _FileBars(LearnBars):
+    """Bars of `learn` that also name refused items on standard error; a pipe names them in its answers."""
+
+    def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
+        show_refused(outcomes)
+        super().took(progress, outcomes)
+
+
+@contextmanager
+def learning(*, is_pipe: bool) -> Iterator[LearnBars]:
+    """Show the progress of `learn` within the block; Ctrl-C stops it at the next step."""
+    handler = RichHandler(console=_stderr if is_pipe else out, show_path=False, show_time=False)
+    logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
+    with progress_bars(disable=is_pipe) as bars, interruptible() as interrupted:
+        yield LearnBars(bars, interrupted) if is_pipe else _FileBars(bars, interrupted)
+
+
+def show_learned(state: Path, done: LearnProgress) -> None:
+    """Print the counts of `learn`."""
+    out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
+    if done.n_scored:
+        command = f"`purereplay audit --state {state} --out audit.csv`"
+        out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
+
+
+def show_refused(outcomes: list[Outcome]) -> None:
+    """Name refused items on standard error, one per line."""
+    for outcome in outcomes:
+        if outcome.error is not None:
+            sys.stderr.write(outcome.sentence + "\n")
+
+
+def finetuning() -> AbstractContextManager[object]:
+    """Show a message while the classifier is finetuned."""
+    return _stderr.status("finetuning the classifier on the purified buffer")
+
+
+def show_predictions(answers: Iterable[Prediction], labels: list[str], form: str) -> int:
+    """Print predictions as a table, JSON lines or CSV; returns how many images were refused."""
+    refused: list[Prediction] = []
+    forms = {"table": _as_table, "jsonl": _as_jsonl, "csv": _as_csv}
+    forms[form](_readable(answers, refused), labels)
+    return len(refused)
+
+
+def _readable(answers: Iterable[Prediction], refused: list[Prediction]) -> Iterator[tuple[Prediction, Tensor]]:
+    """Yield the predictions; images that were refused are named on standard error and collected in `refused`."""
+    for answer in answers:
+        if answer.probabilities is None:
+            refused.append(answer)
+            sys.stderr.write(f"{answer.path} {answer.error}\n")
+        else:
+            yield answer, answer.probabilities
+
+
+def _as_table(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -> None:
+    table = Table("image", "label", "probability", "next", "probability", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].overflow = "fold"  # the end of a path must stay visible
+    for answer, probabilities in answers:
+        best = probabilities.topk(min(2, len(labels)))
+        cells = [(labels[i], percent(p)) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        table.add_row(Text(str(answer.path)), *(Text(text) for cell in cells for text in cell))
+    out.print(table)
+
+
+def _as_jsonl(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -> None:
+    for answer, probabilities in answers:
+        by_label = dict(zip(labels, (round(p, 6) for p in probabilities.tolist()), strict=True))
+        best = labels[int(probabilities.argmax())]
+        line = {"image": str(answer.path), "label": best, "probability": by_label[best], "probabilities": by_label}
+        sys.stdout.write(json.dumps(line) + "\n")
+
+
+def _as_csv(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["image", "label", "probability", *(f"probability of {label}" for label in labels)])
+    for answer, probabilities in answers:
+        texts = [f"{p:.6f}" for p in probabilities.tolist()]
+        best = int(probabilities.argmax())
+        writer.writerow([answer.path, labels[best], texts[best], *texts])
+
+
+@contextmanager
+def auditing() -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while an audit is written; yields the callback that moves it."""
+    with progress_bars() as bars:
+        row = bars.add_task("classifying", total=None, what="")
+        yield lambda n, total: bars.update(row, completed=n, total=total)
+
+
+def show_audit(path: Path, done: Audited) -> None:
+    """Print the counts of an audit."""
+    out.print(f"samples scored: {done.scored:,}, listed in {path} by clean probability, lowest first", markup=False)
+    out.print(
+        f"of these rejected: {done.rejected:,}; the classifier predicts another label for {done.disputed:,} of them"
+    )
+
+
+def show_corrections(outcomes: list[Outcome]) -> int:
+    """Print the counts of corrections; returns how many were refused."""
+    show_refused(outcomes)
+    n_new, n_refused = sum(o.new for o in outcomes), sum(o.error is not None for o in outcomes)
+    out.print(f"labels corrected: {n_new:,}, already corrected: {len(outcomes) - n_refused - n_new:,}")
+    return n_refused
+
+
+def show_status(status: Status, form: str) -> None:
+    """Print a state in a few numbers, as tables or JSON."""
+    if form == "json":
+        sys.stdout.write(json.dumps(status, indent=2) + "\n")
+        return
+    out.print(_summary(status))
+    table = Table("label", "samples", "scored", "rejected", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in status["classes"]:
+        table.add_row(Text(row["label"]), f"{row['samples']:,}", f"{row['scored']:,}", f"{row['rejected']:,}")
+    out.print(table)
+
+
+def _summary(status: Status) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    shape = status["image_shape"]
+    table.add_row("images", "none yet" if shape is None else "×".join(map(str, shape)))
+    table.add_row("samples", f"{status['samples']:,}")
+    table.add_row("scored", f"{status['scored']:,} in {status['buffers']:,} buffers")
+    table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
+    table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
+    table.add_row("in the purified buffer", f"{status['purified']:,} of {status['purified_size']}")
+    table.add_row("corrected", f"{status['corrected']:,}")
+    table.add_row("created with", f"preset {status['preset']}, seed {status['seed']}")
+    table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")
+    return table
