@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 
@@ -66,3 +67,11 @@ def test_permutations_are_permutations_and_reach_every_place():
     assert (orders.sort(1).values == torch.arange(5)).all()
     counts = torch.stack([(orders == v).sum(0) for v in range(5)]).numpy()
     assert stats.chisquare(counts.ravel()).pvalue > 1e-4
+
+
+@pytest.mark.gpu
+def test_draws_are_the_same_on_both_devices():
+    keys = torch.tensor([1, 2, 3])
+    here = uniforms(keys, torch.tensor(5), 1000, stream=1)
+    there = uniforms(keys.cuda(), torch.tensor(5).cuda(), 1000, stream=1)
+    assert torch.equal(here, there.cpu())

@@ -5,15 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from purereplay.errors import Interrupted, UserError
-from purereplay.nets.draws import uniforms
+from purereplay.errors import UserError
 from purereplay.nets.engine import Engine, TrainingProgress, equal_share
 from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Supervised, SupervisedJob, first_of_its_kind
-from purereplay.nets.lockstep import Account, drive, drive_together
 from purereplay.nets.loops.base import network_bytes
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.steps import batch_index, contrastive_loss, draw_numbers, draw_rows, lr_at, replay_index
+from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows
 from purereplay.nets.views import Views
 
 CPU = torch.device("cpu")
@@ -155,41 +153,6 @@ def test_finetuning_learns_the_labels_and_clips():
     assert max(float(cut.optimizer[n].abs().max()) for n in cut.optimizer if n.startswith("mean.")) <= 1e-6
 
 
-def test_learning_rates_are_the_schedules():
-    def rates(recipe, steps, per_epoch=2, start=0):
-        return [float(lr_at(recipe, torch.tensor(t), per_epoch, torch.tensor(start))) for t in steps]
-
-    cosine = Contrastive(epochs=20, batch_size=1, lr=1.0, warm_epochs=10)
-    assert rates(cosine, [0, 19, 20]) == pytest.approx([1, 1, 1])
-    assert rates(cosine, [2 * 15]) == pytest.approx([(1 + math.cos(math.pi * 5 / 20)) / 2])
-    # never restarted: after one buffer's epochs it falls on, after 20 it rises again
-    assert rates(cosine, [0], start=20) == pytest.approx([0], abs=1e-6)
-    assert rates(cosine, [0], start=30) == pytest.approx([0.5], abs=1e-6)
-    assert rates(replace(cosine, schedule="constant"), [0, 39]) == [1, 1]
-    steps = Supervised(epochs=1, lr=1.0, decay_every=300)
-    assert rates(steps, [0, 299, 300, 600]) == pytest.approx([1, 1, 0.1, 0.01])
-    assert rates(replace(steps, decay_every=None), [900]) == [1]
-
-
-def test_an_epoch_shows_every_image_once_in_a_new_order():
-    keys = torch.tensor([3, 4])
-    epochs = [torch.cat(list(batch_index(keys, torch.arange(e, e + 3), 12, 4)), 1) for e in (0, 3)]
-    for order in epochs:
-        assert (order.sort(1).values == torch.arange(12)).all()
-    assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0][0], epochs[0][1])
-    assert (batch_index(keys, torch.arange(2), 4, 4) == torch.arange(4)).all()  # everything, in order
-
-
-def test_replay_is_drawn_with_replacement_or_distinct():
-    keys = torch.tensor([3])
-    often = replay_index(keys, torch.arange(300), 10, 10, distinct=False)[:, 0]
-    assert often.min() == 0 and often.max() == 9
-    n_distinct = torch.tensor([row.unique().numel() for row in often]).double().mean()
-    assert abs(n_distinct - 10 * (1 - 0.9**10)) < 0.3  # what drawing with replacement gives
-    once = replay_index(keys, torch.arange(1), 10, 10, distinct=True)
-    assert once.unique().numel() == 10
-
-
 def test_replay_images_take_part():
     recipe = Contrastive(epochs=1, batch_size=6, replay_size=6)
     a, b = (job(0, recipe, replay=torch.full((8, 1, 6, 6), v, dtype=torch.uint8)) for v in (0, 200))
@@ -213,79 +176,6 @@ def test_progress_is_told_and_may_interrupt():
     with pytest.raises(InterruptedError):
         Engine(CPU, watch=stop).train([job(0, Contrastive(epochs=100_000, batch_size=12))])
     assert heard[0].phase == "test" and 0 < heard[0].done < heard[0].total == 100_000
-
-
-def test_drive_answers_every_request():
-    def work():
-        [one] = yield [job(0, Contrastive(epochs=1, batch_size=12))]
-        two, three = yield [job(k, Contrastive(epochs=2, batch_size=12)) for k in (1, 2)]
-        return [int(t.optimizer["step"]) for t in (one, two, three)]
-
-    account = Account()
-    assert drive(work(), Engine(CPU), account) == [1, 2, 2]
-    assert account.steps == {"test": 5} and account.seconds["test"] > 0
-
-
-def test_those_who_drift_apart_fall_into_lockstep_again():
-    """Each round of training, by how many networks were in it; the second learner has one job more on its way."""
-    groups = []
-
-    class Counting(Engine):
-        def _train_group(self, jobs):
-            groups.append((jobs[0].recipe.epochs, len(jobs)))
-            return super()._train_group(jobs)
-
-    def work(k: int, detour: bool):
-        state, optimizer = None, None
-        for i in range(4):
-            if detour and i == 1:
-                yield [job(k, Contrastive(epochs=1, batch_size=12))]
-            one = job(k, Contrastive(epochs=2, batch_size=12), optimizer=optimizer, start=i)
-            [trained] = yield [one if state is None else replace(one, state=state)]
-            state, optimizer = trained.state, trained.optimizer
-        return float(state["head.output.bias"].sum())
-
-    together = drive_together([work(0, False), work(1, True)], Counting(CPU), [Account(), Account()])
-    assert groups == [(2, 2), (1, 1), (2, 2), (2, 2), (2, 2)]
-    assert together == pytest.approx([drive(work(0, False), Engine(CPU)), drive(work(1, True), Engine(CPU))], rel=1e-4)
-
-
-def test_an_interruption_reaches_every_learner():
-    heard = []
-
-    def stop(now):
-        raise Interrupted("Stopped.")
-
-    def work(k: int):
-        try:
-            yield [job(k, Contrastive(epochs=100_000, batch_size=12))]
-        except Interrupted:
-            heard.append(k)
-            raise
-
-    with pytest.raises(Interrupted):
-        drive_together([work(0), work(1)], Engine(CPU, watch=stop), [Account(), Account()])
-    assert heard == [0, 1]
-
-
-def test_who_diverges_or_fails_does_not_stop_the_others():
-    asked = []
-
-    def work(k: int, rate: float, fails: bool = False):
-        for i in range(3):
-            [trained] = yield [job(k, Contrastive(epochs=4, batch_size=12, lr=rate))]
-            asked.append((k, i))
-            if fails:
-                raise UserError(f"Learner {k} has had enough.")
-        return trained.loss
-
-    works = [work(0, 1e-3), work(1, 1e30), work(2, 1e-3), work(3, 1e-3, fails=True)]
-    with pytest.raises(UserError, match=r"2 of 4 runs failed: .*(diverged: lower its learning rate|had enough)\."):
-        drive_together(works, Engine(CPU), [Account() for _ in range(4)])
-    assert [i for k, i in asked if k == 0] == [i for k, i in asked if k == 2] == [0, 1, 2]
-    assert not any(k == 1 for k, _ in asked)
-    with pytest.raises(UserError, match=r"^The training of the test network diverged"):
-        drive(work(1, 1e30), Engine(CPU))
 
 
 def test_loops_are_kept_only_within_the_memory_allowed():
@@ -394,11 +284,3 @@ def test_resnets_are_captured_and_repeat_bit_for_bit(caplog):
     for k in range(2):
         assert runs[0][k].loss == runs[1][k].loss and math.isfinite(runs[0][k].loss)
         assert all(torch.equal(runs[0][k].state[n], runs[1][k].state[n]) for n in runs[0][k].state)
-
-
-@pytest.mark.gpu
-def test_draws_are_the_same_on_both_devices():
-    keys = torch.tensor([1, 2, 3])
-    here = uniforms(keys, torch.tensor(5), 1000, stream=1)
-    there = uniforms(keys.cuda(), torch.tensor(5).cuda(), 1000, stream=1)
-    assert torch.equal(here, there.cpu())

@@ -202,6 +202,7 @@ def test_an_interrupt_leaves_no_thread_at_work(threads):
     with pytest.raises(InterruptedError):
         engine.train(jobs)
     assert threading.active_count() == 1 and torch.get_num_threads() == 2
+    engine.watch = None
     short = make_jobs(3)
     close(engine.train(short), train(PlainLoop(short, CPU, "float32"), short), short)
 
