@@ -148,33 +148,39 @@ def filter_(
     out: Annotated[Path, typer.Option(help="File for the scores: .csv or .parquet.")],
     columns: Annotated[
         str | None,
-        typer.Option("--features", help="Array of features, or columns, as in 'f*,size' (default: all)."),
+        typer.Option(
+            "--columns", help="Columns of features, such as 'f*,size'; for .npz the array's name. [default: all others]"
+        ),
     ] = None,
-    labels: Annotated[str | None, typer.Option(help="Array or column of labels (default: labels or label).")] = None,
-    ids: Annotated[str | None, typer.Option(help="Array or column of names (default: ids or id, if there).")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Column or array of given labels. [default: label or labels]")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="Column or array of sample ids. [default: id or ids, if present]")
+    ] = None,
     graphs: Annotated[
-        int, typer.Option(help="Random graphs a class; 0: the similarity graph itself.")
+        int, typer.Option(help="Random graphs per class; 0 uses the similarity graph itself.")
     ] = DEFAULTS.n_graphs,
-    seed: Annotated[int, typer.Option(help="Fixes graphs, blocks and selection.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the graphs, the blocks and the selection.")] = 0,
     block_size: Annotated[
         int, typer.Option(help="Classes with more samples are split into random blocks.")
     ] = BLOCK_SIZE,
     keep_small: Annotated[
-        bool, typer.Option("--keep-small", help="Classes of fewer than 4 samples get 0.5 instead of 0.")
+        bool, typer.Option("--keep-small", help="Give classes of fewer than 4 samples 0.5 instead of 0.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(help="Classes judged at once (default: all cores, at most 8).")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of threads. [default: all cores, at most 8]")] = None,
 ) -> None:
-    """Judge features you bring: a probability of being clean for every sample, high = clean.
+    """Score the labels of samples by your own features: a clean probability per sample, high = clean.
 
-    An npz file holds arrays features (n, d), labels (n,) and perhaps ids (n,). A table has a header with a column label
-    and perhaps a column id; all other columns are features. Out comes a row a sample: id (or row), label,
+    An npz file holds arrays features (n, d), labels (n,) and optionally ids (n,). A table needs a header and a column
+    label, and may have a column id; all other columns are features. Writes one row per sample: id (or row), label,
     clean_probability, centrality, selected. See docs/filter.md.
 
     Examples:
 
         purereplay filter features.npz --out scores.csv
 
-        purereplay filter table.parquet --features 'f*' --labels category --ids path --out scores.parquet
+        purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
     """
     from purereplay.purify.filter import SelfCenteredFilter
     from purereplay.report.filtering import filter_file

@@ -20,7 +20,7 @@ from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Contrastive, Job
 from purereplay.nets.networks import Network, State
 from purereplay.purify.aum import AreaUnderMargin
-from purereplay.purify.directions import both, main_directions
+from purereplay.purify.directions import concatenate_features, main_directions
 from purereplay.purify.incv import NoisyCrossValidation
 from purereplay.purify.options import DEFAULTS, FilterOptions
 from purereplay.purify.patches import patch_features
@@ -86,7 +86,9 @@ class Judging:
         if not self.filtering.has_experts:
             return patches
         trained = yield from self._train_experts(new, seed)
-        return [both(main_directions(own), beside) for own, beside in zip(trained, patches, strict=True)]
+        return [
+            concatenate_features(main_directions(own), beside) for own, beside in zip(trained, patches, strict=True)
+        ]
 
     def _train_experts(self, new: list[Waiting], seed: Seeds) -> Asks[list[Tensor]]:
         """A fresh network on each of these buffers, without labels, and what it makes of the images."""

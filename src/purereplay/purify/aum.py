@@ -69,7 +69,7 @@ class AreaUnderMargin:
     ) -> Asks[list[Verdict[Tensor]]]:
         """The verdict on every buffer; `network` without its head is what is trained."""
         network = replace(network, head=Head(n_classes + 1))
-        posed = [_pretenders(buffer.labels, seed) for buffer, seed in zip(buffers, seeds, strict=True)]
+        posed = [_threshold_samples(buffer.labels, seed) for buffer, seed in zip(buffers, seeds, strict=True)]
         jobs = [
             self._job(network, buffer, chosen, n_classes, derive_seed(seed, "round", i))
             for buffer, sets, seed in zip(buffers, posed, seeds, strict=True)
@@ -119,7 +119,7 @@ class AreaUnderMargin:
         )
 
 
-def _pretenders(labels: Tensor, seed: int) -> list[NDArray[np.int64]]:
+def _threshold_samples(labels: Tensor, seed: int) -> list[NDArray[np.int64]]:
     """Two disjoint sets of samples that get the extra class, one a round."""
     n = len(labels)
     size = max(1, n // (len(set(labels.tolist())) + 1))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.beta_mixture import MIN_SAMPLES
-from purereplay.purify.graph import name_of, padded_width
+from purereplay.purify.graph import padded_width, seed_part
 
 
 class Block(NamedTuple):
@@ -42,7 +42,7 @@ def cut(label: Hashable, rows: NDArray[np.int64], block_size: int, seed: int) ->
     if n_blocks <= 1:
         return [Block(label, rows, seed)]
     # raw words, whose stream numpy promises never to change
-    words = np.random.PCG64(derive_seed(seed, "blocks", name_of(label))).random_raw(len(rows))
+    words = np.random.PCG64(derive_seed(seed, "blocks", seed_part(label))).random_raw(len(rows))
     pieces = np.array_split(np.argsort(words, kind="stable"), n_blocks)
     return [
         Block(label, rows[np.sort(piece)], derive_seed(seed, "block", number)) for number, piece in enumerate(pieces)

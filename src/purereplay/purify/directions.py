@@ -26,6 +26,6 @@ def main_directions(features: Tensor) -> Tensor:
     return found.float()
 
 
-def both(one: Tensor, other: Tensor) -> Tensor:
+def concatenate_features(one: Tensor, other: Tensor) -> Tensor:
     """Features of two kinds as one, (n, d + e): their cosine similarity is the mean of the two kinds' similarities."""
     return torch.cat([F.normalize(one), F.normalize(other)], 1)

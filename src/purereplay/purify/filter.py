@@ -28,7 +28,7 @@ from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.blocks import Block, batches, cut
-from purereplay.purify.graph import name_of
+from purereplay.purify.graph import seed_part
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass
 from purereplay.purify.self_centered import members_of, score_buffers, select
 
@@ -114,7 +114,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             raise UserError("The filter must be fitted before it can select.")
         mask = np.empty(len(self.clean_probability_), dtype=bool)
         for label, rows in self._members.items():
-            own = derive_seed(int(self.seed if seed is None else seed), "class", name_of(label))
+            own = derive_seed(int(self.seed if seed is None else seed), "class", seed_part(label))
             mask[rows] = select(self.clean_probability_[rows], own)
         return mask
 

@@ -104,7 +104,7 @@ def graph_slices(
         # P(dice ≤ t) = (t + 1) / _LEVELS: a weight of 0 never gives an edge, a weight of 1 always does
         bars = weights.mul_(_LEVELS).round_().sub_(1).to(torch.int16)
         jobs = [
-            (at, sizes[at], derive_seed(int(seeds[buffer]), "graph", name_of(label), graph))
+            (at, sizes[at], derive_seed(int(seeds[buffer]), "graph", seed_part(label), graph))
             for at, (buffer, label) in enumerate(owners)
             for graph in range(n_graphs)
         ]
@@ -117,7 +117,7 @@ def graph_slices(
                 yield _draw_together(bars, some).mul_(own[:, :, None]).mul_(own[:, None, :])
 
 
-def name_of(label: Hashable) -> int | str:
+def seed_part(label: Hashable) -> int | str:
     """The label as a part of a seed."""
     # True is an int to Python, but would be spelt otherwise in the seed
     return int(label) if isinstance(label, int) else label if isinstance(label, str) else repr(label)
