@@ -67,7 +67,7 @@ def test_a_table_with_names_gets_the_same_scores(tmp_path: Path, monkeypatch: py
         for i, (label, own) in enumerate(zip(labels, features.tolist(), strict=True)):
             table.writerow([f"{i}.png", label, *own, "-"])
     (tmp_path / "scores.csv").write_text("an earlier file")
-    options = ["--features", "f*", "--labels", "kind", "--ids", "path", "--threads", "2"]
+    options = ["--columns", "f*", "--labels", "kind", "--ids", "path", "--threads", "2"]
     assert called(monkeypatch, tmp_path / "table.csv", "--out", tmp_path / "scores.csv", *options) == 0
     rows = rows_of(tmp_path / "scores.csv")
     assert [row["id"] for row in rows] == [f"{i}.png" for i in range(300)]
@@ -113,7 +113,7 @@ def test_errors_are_one_sentence_and_leave_nothing_behind(
     for source, out, options, words in (
         ("nan.npz", "s.csv", [], "row 17 of"),
         ("none.npz", "s.csv", [], "none.npz cannot be read"),
-        ("good.npz", "s.csv", ["--features", "x"], "no array 'x'"),
+        ("good.npz", "s.csv", ["--columns", "x"], "no array 'x'"),
         ("good.npz", "no/s.csv", [], "there is no folder"),
         ("good.npz", "s.csv", ["--block-size", "3"], "block_size is 3"),
         ("good.npz", "s.csv", ["--graphs", "-2"], "n_graphs is -2"),
@@ -131,3 +131,26 @@ def test_errors_are_one_sentence_and_leave_nothing_behind(
 def test_help_has_examples():
     done = run("--help")
     assert done.returncode == 0 and "Examples" in done.stdout and "high = clean" in done.stdout
+    assert "--columns" in done.stdout and "--features" not in done.stdout
+
+
+# prints the modules of the package that were loaded by what is put before
+LOADED = "\nimport sys; print(*sorted(name for name in sys.modules if name.startswith('purereplay.')))"
+HELP = """
+import sys
+from purereplay.cli import main
+sys.argv = ["purereplay", "filter", "--help"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+"""
+
+
+@pytest.mark.parametrize("code", ["from purereplay import SelfCenteredFilter", HELP], ids=["import", "help"])
+def test_the_filter_loads_no_learner_and_no_experiment(code: str):
+    done = subprocess.run([sys.executable, "-c", code + LOADED], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()[-1].split()
+    assert any(name.startswith(("purereplay.purify", "purereplay.cli")) for name in loaded)
+    assert not [name for name in loaded if name.startswith(("purereplay.learners", "purereplay.evaluate"))]

@@ -87,7 +87,7 @@ def test_the_filters_python_runs():
     assert names["suspects"].shape == (100,) and names["mask"].shape == (200,) and names["mask"].dtype == bool
     names = {"images": (digits.images[:200, None] * 15.9).astype(np.uint8), "labels": digits.target[:200]}
     exec(images, names)
-    assert names["judged"].clean_probability_.shape == (200,)
+    assert names["scored"].clean_probability_.shape == (200,)
     names["of_a_network"] = digits.data[:200].astype(np.float32)
     exec(together, names)
     assert names["features"].shape == (200, 64) and names["features"].dtype == np.float32

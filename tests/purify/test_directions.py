@@ -11,7 +11,7 @@ from purereplay.data.batch import Batch
 from purereplay.evaluate.settings import resolve
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
-from purereplay.purify.directions import both, main_directions
+from purereplay.purify.directions import concatenate_features, main_directions
 from purereplay.purify.patches import patch_features
 from purereplay.purify.self_centered import score_samples
 
@@ -50,7 +50,7 @@ def test_few_images_have_few_directions_and_finite_ones(n):
 
 def test_two_kinds_of_features_have_the_mean_of_their_similarities():
     one, other = (torch.randn(9, d, generator=torch.Generator().manual_seed(d)) * d for d in (4, 7))
-    cosines = [F.cosine_similarity(x[:, None], x[None], dim=-1) for x in (one, other, both(one, other))]
+    cosines = [F.cosine_similarity(x[:, None], x[None], dim=-1) for x in (one, other, concatenate_features(one, other))]
     torch.testing.assert_close(cosines[2], (cosines[0] + cosines[1]) / 2)
 
 
@@ -69,6 +69,6 @@ def test_a_run_may_compare_experts_and_patches_at_once():
     with pytest.raises(StopIteration):  # the expert is all that is asked for
         work.send([trained])
     projected = embed(one.network, trained.state, images)
-    features = both(main_directions(projected), patch_features(images, one._seed("patches", 0)))
+    features = concatenate_features(main_directions(projected), patch_features(images, one._seed("patches", 0)))
     expected = score_samples(features, labels, one._seed("graphs", 0))
     assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)

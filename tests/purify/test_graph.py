@@ -72,9 +72,13 @@ def test_edges_appear_as_often_as_the_similarity_says():
 def test_strips_draw_what_one_large_operation_draws():
     # on the CPU graphs are drawn in strips of 128 rows, elsewhere all at once
     for width, sizes in ((16, (1, 2, 3, 16)), (256, (127, 128, 129, 255)), (512, (257, 384, 511))):
-        bars = torch.from_numpy(np.random.default_rng(width).integers(-1, 2**15, (len(sizes), width, width), np.int16))
+        limits = torch.from_numpy(
+            np.random.default_rng(width).integers(-1, 2**15, (len(sizes), width, width), np.int16)
+        )
         jobs = [(at, size, seed) for at, size in enumerate(sizes) for seed in (5, 6)]
-        for found, plain, (_, size, _) in zip(_draw_each(bars, jobs), _draw_together(bars, jobs), jobs, strict=True):
+        for found, plain, (_, size, _) in zip(
+            _draw_each(limits, jobs), _draw_together(limits, jobs), jobs, strict=True
+        ):
             assert torch.equal(found[:size, :size], plain[:size, :size])
             assert not found[size:].any() and not found[:, size:].any()
 

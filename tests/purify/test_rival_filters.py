@@ -101,8 +101,8 @@ def test_margins_are_added_up_by_visit():
 
 
 @pytest.mark.parametrize(("n", "classes", "size"), [(60, 2, 20), (60, 5, 10), (2, 1, 1), (1, 1, 1)])
-def test_who_pretends_does_so_once(n, classes, size):
-    first, second = aum._pretenders(torch.arange(n) % classes, seed=3)
+def test_threshold_samples_of_the_rounds_are_disjoint(n, classes, size):
+    first, second = aum._threshold_samples(torch.arange(n) % classes, seed=3)
     assert len(first) == len(second) == size
     assert n == 1 or not set(first.tolist()) & set(second.tolist())
 

@@ -142,8 +142,8 @@ def test_many_answer_in_kind_and_none_is_no_trouble():
         ([np.ones((2, 2)), np.array([[1.0, 2.0], [np.inf, 0.0]])], [[0, 0]] * 2, [0, 1], "row 1 of buffer 1 hold"),
         ([np.ones((2, 2)), np.ones((2, 3))], [[0, 0]] * 2, [0, 1], "one width"),
         ([np.ones((2, 2)), np.ones((3, 2))], [[0, 0]] * 2, [0, 1], r"shape \(2,\), but 3 samples"),
-        ([np.ones((2, 2))] * 2, [[0, 0]] * 2, [0], "2 buffers came with 2 rows of labels and 1 seeds"),
-        ([np.ones((2, 2))] * 2, [[0, 0]], [0, 1], "2 buffers came with 1 rows of labels"),
+        ([np.ones((2, 2))] * 2, [[0, 0]] * 2, [0], "2 buffers need as many labels and seeds, not 2 and 1"),
+        ([np.ones((2, 2))] * 2, [[0, 0]], [0, 1], "2 buffers need as many labels and seeds, not 1 and 2"),
     ],
 )
 def test_bad_input_among_many_is_one_sentence(features, labels, seeds, words: str):
@@ -263,8 +263,8 @@ def with_nan() -> np.ndarray:
         (np.array([["a", "b"]]), [0], {}, "numbers"),
         (np.ones((5, 2)), [0] * 4, {}, "5 samples"),
         (np.ones((5, 2)), np.zeros((5, 1)), {}, "5 samples"),
-        (np.ones((2, 2)), [[0], [0, 1]], {}, "one row of names"),
-        (np.ones((2, 2)), np.array([{}, {}]), {}, "one row of names"),
+        (np.ones((2, 2)), [[0], [0, 1]], {}, "a vector of names"),
+        (np.ones((2, 2)), np.array([{}, {}]), {}, "a vector of names"),
         (np.ones((5, 2)), [0] * 5, {"n_graphs": -1}, "n_graphs is -1"),
         (np.ones((5, 2)), [0] * 5, {"posterior": "guess"}, "posterior is 'guess'"),
         (np.ones((5, 2)), [0] * 5, {"scaling": "log"}, "scaling is 'log'"),

@@ -92,7 +92,7 @@ def _uneven(path: Path, row: int, n: int, n_before: int) -> UserError:
 
 def _check_numbers(types: Any, path: Path, name: str, kind: Any) -> None:
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise UserError(f"The column {name!r} of {path} holds {kind}, not numbers: choose columns by --features.")
+        raise UserError(f"The column {name!r} of {path} holds {kind}, not numbers: choose columns with --columns.")
 
 
 def _float32(column: Any) -> NDArray[np.float32]:

@@ -1,1 +1,1 @@
-"""From features and given labels to a probability of being clean."""
+"""Filters: from features and given labels to clean probabilities."""

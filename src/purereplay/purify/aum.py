@@ -1,13 +1,13 @@
-"""AUM, a rival of the Self-Centered filter: whom a network is slow to believe is mislabelled (Pleiss et al. 2020).
+"""AUM, an alternative to the Self-Centered filter: samples that a network learns slowly (Pleiss et al. 2020).
 
-A network is trained on the given labels. A sample's area under the margin is the mean, over the visits it gets, of the
-logit of its label minus the largest other one: low where the others of its class speak against its label. A random
-1 / (c + 1) of the samples get a class of their own that nothing in the images stands for; the 99th percentile of
-*their* areas is the cut, above which a sample is clean. Two rounds with different such samples, so that everyone is
-scored. c counts the labels that the buffer holds, so that the extra class is as large as the others.
+A network is trained on the given labels. The area under the margin of a sample is the mean, over its visits, of the
+logit of its label minus the largest other logit. It is low if other samples of the class contradict the label. A random
+1 / (c + 1) of the samples, the threshold samples, get an extra class that no image belongs to. The 99th percentile of
+their areas is the threshold above which a sample is clean. Two rounds with different threshold samples score every
+sample. c is the number of labels in the buffer, so that the extra class is as large as the others.
 
 In: images and given labels of delayed buffers. Out: a verdict for each, with probabilities 1 or 0 (high = clean) and
-the areas above the cut in the place of the centralities.
+the areas above the threshold instead of centralities.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Margins(Technique):
-    """Cross-entropy, while every visited sample's margin is added up."""
+    """Cross-entropy that also sums up the margin of each visited sample."""
 
     recorded: ClassVar[tuple[str, ...]] = ("margins", "visits")
 
@@ -52,7 +52,7 @@ class Margins(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class AreaUnderMargin:
-    """How the network is trained (the SPR paper's appendix)."""
+    """Filter by the area under the margin; the defaults are from the SPR paper's appendix."""
 
     epochs: int = 150
     batch_size: int = 64
@@ -61,23 +61,23 @@ class AreaUnderMargin:
     weight_decay: float = 1e-4
 
     def n_steps(self, n: int) -> int:
-        """Training steps that scoring a buffer of n takes."""
+        """Return the number of training steps for a buffer of n samples."""
         return _ROUNDS * self.epochs * max(1, n // min(self.batch_size, n))
 
     def score(
         self, network: Network, buffers: Sequence[Batch], n_classes: int, seeds: Sequence[int]
     ) -> Asks[list[Verdict[Tensor]]]:
-        """The verdict on every buffer; `network` without its head is what is trained."""
+        """Return a verdict for each buffer; `network` is trained with a new head."""
         network = replace(network, head=Head(n_classes + 1))
-        posed = [_pretenders(buffer.labels, seed) for buffer, seed in zip(buffers, seeds, strict=True)]
+        chosen_sets = [_threshold_samples(buffer.labels, seed) for buffer, seed in zip(buffers, seeds, strict=True)]
         jobs = [
             self._job(network, buffer, chosen, n_classes, derive_seed(seed, "round", i))
-            for buffer, sets, seed in zip(buffers, posed, seeds, strict=True)
+            for buffer, sets, seed in zip(buffers, chosen_sets, seeds, strict=True)
             for i, chosen in enumerate(sets)
         ]
         trained = iter((yield jobs))
         verdicts = []
-        for sets in posed:
+        for sets in chosen_sets:
             above = []
             for chosen in sets:
                 extra = next(trained).extra
@@ -121,9 +121,10 @@ class AreaUnderMargin:
         )
 
 
-def _pretenders(labels: Tensor, seed: int) -> list[NDArray[np.int64]]:
-    """Two disjoint sets of samples that get the extra class, one a round."""
+def _threshold_samples(labels: Tensor, seed: int) -> list[NDArray[np.int64]]:
+    """Draw two disjoint sets of samples that get the extra class, one per round."""
     n = len(labels)
     size = max(1, n // (len(set(labels.tolist())) + 1))
+    # "pretenders" names the random stream: another name would change every result
     order = np.random.Generator(np.random.PCG64(derive_seed(seed, "pretenders"))).permutation(n)
     return [order[i * size : (i + 1) * size] if (i + 1) * size <= n else order[:size] for i in range(_ROUNDS)]

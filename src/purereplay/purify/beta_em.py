@@ -1,7 +1,7 @@
-"""The arithmetic under the beta mixture: scaling of scores, densities, and EM for many fits at once.
+"""Arithmetic of the beta mixture: scaling of scores, densities, and EM for many fits at once.
 
-In: scores (R, N), R fits side by side. Out: parameters (R, 2). Paper: appendix "Posterior in the Beta Mixture Model".
-What to do with a fit that fails is decided, and explained, in `beta_mixture`.
+In: scores (R, N) of R fits. Out: parameters (R, 2). Paper: appendix "Posterior in the Beta Mixture Model". The
+treatment of fits that fail is decided and explained in `beta_mixture`.
 """
 
 from typing import NamedTuple
@@ -22,15 +22,15 @@ class Betas(NamedTuple):
 
 
 class Ascent(NamedTuple):
-    """Where EM ended."""
+    """Result of EM."""
 
     betas: Betas
-    n_steps: Tensor  # int64 (R,): fewer than asked for when a component collapsed
-    change: Tensor  # (R,): the last step's change of the mean log-likelihood
+    n_steps: Tensor  # int64 (R,): fewer than `n_iter` if a component collapsed
+    change: Tensor  # (R,): change of the mean log-likelihood in the last step
 
 
 def quantile(ordered: Tensor, n_scores: Tensor, q: float) -> Tensor:
-    """The q-quantile of the first `n_scores` (R,) values of every sorted row (R, N), linear between neighbours."""
+    """Return the q-quantile of the first `n_scores` (R,) values of each sorted row (R, N), linearly interpolated."""
     place = q * (n_scores - 1).clamp(min=0).to(ordered.dtype)
     share = place - place.floor()
     below, above = (ordered.gather(1, at.long()[:, None])[:, 0] for at in (place.floor(), place.ceil()))
@@ -38,26 +38,26 @@ def quantile(ordered: Tensor, n_scores: Tensor, q: float) -> Tensor:
 
 
 def scale(scores: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Scores (R, N) with low → 0 and high → 1, clamped to [EDGE, 1 - EDGE]; 1/2 where 0/0."""
-    # halves: the difference of two finite numbers may be infinite
+    """Return scores (R, N) scaled with low → 0 and high → 1, clamped to [EDGE, 1 - EDGE]; 1/2 where 0/0."""
+    # halves, since the difference of two finite numbers may be infinite
     scaled = (scores / 2 - low[:, None] / 2) / (high / 2 - low / 2)[:, None]
     return scaled.nan_to_num(0.5).clamp(EDGE, 1 - EDGE)
 
 
 def logs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """log x and log(1 - x) for x in (0, 1): all that the densities need of it."""
+    """Return log x and log(1 - x) for x in (0, 1), which is all the densities need."""
     return x.log(), torch.log1p(-x)
 
 
 def log_joint(betas: Betas, log_x: Tensor, log_rest: Tensor) -> Tensor:
-    """log π_z p(x | α_z, β_z) as (R, 2, N) for the `logs` (R, N) of x."""
+    """Return log π_z p(x | α_z, β_z) as (R, 2, N) for the `logs` (R, N) of x."""
     alpha, beta, weights = betas
     constant = weights.log() + torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
     return constant[..., None] + (alpha - 1)[..., None] * log_x[:, None] + (beta - 1)[..., None] * log_rest[:, None]
 
 
 def expectation_maximisation(x: Tensor, mask: Tensor, n_iter: int) -> Ascent:
-    """`n_iter` steps from noisy (α, β) = (1, 2), clean (2, 1), on the scaled scores x (R, N) where `mask` (R, N).
+    """Make `n_iter` EM steps from noisy (α, β) = (1, 2), clean (2, 1) on scaled scores x (R, N) where `mask` (R, N).
 
     A fit stops before the first step that gives a component no spread, or a number that is not finite and positive.
     """

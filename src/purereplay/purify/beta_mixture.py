@@ -1,34 +1,31 @@
-"""A mixture of two beta distributions over centrality scores: noisy (lower mean) and clean (higher mean).
+"""Mixture of two beta distributions over centrality scores: noisy (lower mean) and clean (higher mean).
 
-In: the scores of the samples of one label; many labels and graphs at once. Out: the probability that a score belongs
-to the clean component (high = clean). Paper: section "Self-Centered Filter", paragraph "Beta Mixture Models", and
-appendix "Posterior in the Beta Mixture Model" (EM with weighted moments).
+In: the scores of the samples of one label, many labels and graphs at once. Out: the probability that a score belongs to
+the clean component (high = clean). Paper: section "Self-Centered Filter", paragraph "Beta Mixture Models", and appendix
+"Posterior in the Beta Mixture Model" (EM with weighted moments).
 
-Scores are first scaled to [0, 1]. "trimmed" fits the scores between their 5th and 95th percentile, scaled by these
-two bounds (released code); "minmax" fits all of them, scaled by the least and the greatest. Scaled scores are clamped
-to [0.001, 0.999]. EM starts from noisy (α, β) = (1, 2), clean (2, 1), weights 1/2, and makes `n_iter` steps.
+Scores are first scaled to [0, 1]. "trimmed" fits the scores between their 5th and 95th percentile, scaled by these two
+bounds (released code). "minmax" fits all of them, scaled by the minimum and the maximum. Scaled scores are clamped to
+[0.001, 0.999]. EM starts from noisy (α, β) = (1, 2), clean (2, 1), weights 1/2, and makes `n_iter` steps.
 
-The rules for what a fit cannot do. NaN never leaves this module.
+Special cases. No result is ever NaN.
 
-- small: fewer than `MIN_SAMPLES` = 4 scores. On digits (300 classes a size) no fit to 3 scores gets through its
-  steps; to 4 or 5 some do, to 8 most. The released code has NaN here, which compares false, so that such samples never
-  enter. They get 0 (`small_class="drop"`) or 0.5 ("keep"). "drop" is the default: the filter looks for confidently
-  clean samples, and of these nothing is known; in a stream of tasks they are a few leftovers at a task's border, as
-  noisy as any other sample. "keep" is for buffers shared by many labels, where a rare label would be shut out for
-  good.
-- flat: the two bounds coincide, as when all scores are equal. Nothing tells one sample from another, so each gets
-  0.5.
-- collapsed: an EM step would leave a component with no spread (variance under 1e-6) or a number that is not finite.
-  The parameters before that step are kept and `converged` is False. At the first step they are the start's, whose
+- small: fewer than `MIN_SAMPLES` = 4 scores. On digits (300 classes per size) no fit to 3 scores completes its steps;
+  to 4 or 5 some do, to 8 most. The released code computes NaN here, which compares false, so such samples never enter.
+  Their probability is 0 (`small_class="drop"`) or 0.5 ("keep"). "drop" is the default: the filter looks for confidently
+  clean samples, and nothing is known of these. In a stream of tasks they are a few leftovers at the border of a task,
+  as noisy as any other sample. "keep" is for buffers shared by many labels, where a rare label would never enter.
+- flat: the two bounds coincide, as when all scores are equal. All samples look the same, and each gets 0.5.
+- collapsed: an EM step would leave a component with no spread (variance under 1e-6) or a non-finite number. The
+  parameters before that step are kept and `converged` is False. At the first step they are the initial ones, whose
   posterior is the scaled score itself.
-- swapped: nothing in EM keeps the second component the higher one, so the components are ordered by mean after the
-  fit.
-- turned: the log-odds of two betas can turn once. When the clean component is the wider one, a very low score looks
-  clean (the red circles in the paper's figure on the Stochastic Ensemble; 2 in 5 fits to 10 digits); when it is the
-  narrower one, a very high score looks noisy. `lookup="exact"` holds the posterior at the turning point's value on
-  the wrong side, which makes it non-decreasing in the score. `lookup="table"` is the released code's: 100 bins, held
-  at the table's maximum to the right of it. It can fall on the left, and is the same for every sample when the lowest
-  bin holds the maximum.
+- swapped: EM does not keep the second component the higher one, so the components are ordered by mean after the fit.
+- turned: the log-odds of two betas can turn once. If the clean component is the wider one, a very low score looks clean
+  (the red circles in the paper's figure on the Stochastic Ensemble; 2 in 5 fits to 10 digits). If it is the narrower
+  one, a very high score looks noisy. `lookup="exact"` holds the posterior at its value at the turning point on the
+  wrong side, which makes it non-decreasing in the score. `lookup="table"` is the released code's: 100 bins, held at the
+  table's maximum to the right of it. It can decrease to the left, and it is the same for every sample if the lowest bin
+  holds the maximum.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ from purereplay.purify.options import DEFAULTS, Posterior, Scaling, SmallClass, 
 
 MIN_SAMPLES = 4
 TOLERANCE = 1e-3  # on the last EM step's change of the mean log-likelihood
-RULES = ("fitted", "collapsed", "flat", "small")  # what was done with the scores; `Fits.rule` points into it
+RULES = ("fitted", "collapsed", "flat", "small")  # treatment of the scores; `Fits.rule` is an index into it
 _FITTED, _COLLAPSED, _FLAT, _SMALL = range(4)
 _N_BINS = 100
 
@@ -54,8 +51,8 @@ _N_BINS = 100
 class Fits(NamedTuple):
     """R mixtures; component 0 is noisy, component 1 clean."""
 
-    low: Tensor  # (R,): the score that is scaled to 0
-    high: Tensor  # (R,): the score that is scaled to 1
+    low: Tensor  # (R,): score that is scaled to 0
+    high: Tensor  # (R,): score that is scaled to 1
     betas: Betas  # (R, 2) each, in scaled scores
     converged: Tensor  # bool (R,)
     n_iter: Tensor  # int64 (R,): EM steps made
@@ -70,19 +67,19 @@ def fit_mixtures(
     n_iter: int = DEFAULTS.n_iter,
     tolerance: float = TOLERANCE,
 ) -> Fits:
-    """R mixtures at once, of float64 scores (R, N) that are finite where `mask` (R, N), by the rules above.
+    """Fit R mixtures at once to float64 scores (R, N), finite where `mask` (R, N), with the special cases above.
 
-    A fit has converged when its last EM step moved the mean log-likelihood by less than `tolerance`.
+    A fit has converged if its last EM step changed the mean log-likelihood by less than `tolerance`.
     """
     check_choice("scaling", scaling, get_args(Scaling))
     if n_iter < 1:
         raise UserError(f"n_iter is {n_iter}, but the mixture needs at least one step.")
     n_scores = mask.sum(1)
-    # sorted, so that a fit does not depend on the order of its samples even in the last bit; padding comes last
+    # sorted, so that a fit does not depend on the order of its samples in any bit; padding comes last
     ordered = scores.masked_fill(~mask, torch.inf).sort(1).values
     margin = 0.05 if scaling == "trimmed" else 0.0
     low, high = quantile(ordered, n_scores, margin), quantile(ordered, n_scores, 1.0 - margin)
-    # with some slack: whether a score that ties with a bound is fitted must not hang on its last bit
+    # slack: whether a score that ties with a bound is fitted must not depend on its last bit
     slack = 1e-9 * (high / 2 - low / 2)
     inside = (ordered >= (low - slack)[:, None]) & (ordered <= (high + slack)[:, None]) & (ordered < torch.inf)
     betas, n_steps, change = expectation_maximisation(scale(ordered, low, high), inside, n_iter)
@@ -102,7 +99,7 @@ def read_posterior(
     lookup: Posterior = DEFAULTS.posterior,
     small_class: SmallClass = DEFAULTS.small_class,
 ) -> Tensor:
-    """Probability in [0, 1] that float64 scores (R, N) belong to the clean component of their fit (high = clean)."""
+    """Return the probability that float64 scores (R, N) belong to the clean component of their fit (high = clean)."""
     check_choice("small_class", small_class, get_args(SmallClass))
     check_choice("lookup", lookup, get_args(Posterior))
     x = scale(scores, fits.low, fits.high)
@@ -120,14 +117,14 @@ def read_posterior(
 
 
 def _clean_share(betas: Betas, x: Tensor) -> Tensor:
-    """γ_clean(x), Eq. p(z | c), as the densities give it: (R, N)."""
+    """Return γ_clean(x), Eq. p(z | c), as the densities give it: (R, N)."""
     return log_joint(betas, *logs(x)).softmax(1)[:, 1]
 
 
 def _hold_at_turn(betas: Betas, x: Tensor) -> Tensor:
-    """x (R, N), moved to the turning point of the log-odds from the side where these fall with x."""
-    # d log-odds / dx = a / x - b / (1 - x), zero at x = a / (a + b). They cannot fall everywhere (a < 0 < b), since the
-    # clean component has the higher mean.
+    """Return x (R, N), moved to the turning point of the log-odds from the side where they decrease in x."""
+    # d log-odds / dx = a / x - b / (1 - x), zero at x = a / (a + b). The log-odds cannot decrease everywhere
+    # (a < 0 < b), since the clean component has the higher mean.
     a, b = ((part[:, 1] - part[:, 0])[:, None] for part in betas[:2])
     turn = a / (a + b)
     x = torch.where((a > 0) & (b > 0), torch.minimum(x, turn), x)  # the turn is a maximum
@@ -135,12 +132,18 @@ def _hold_at_turn(betas: Betas, x: Tensor) -> Tensor:
 
 
 class BetaMixture:
-    """Two beta components of one set of scores; the posterior of the clean one, which has the higher mean.
+    """Two beta components of one set of scores, and the posterior of the clean one, which has the higher mean.
 
-    Options: `n_iter` EM steps; `tolerance` on the mean log-likelihood for `converged_`; `scaling`, `lookup` and
-    `small_class` as in this module's rules. After `fit`, in the order (noisy, clean) and in scaled scores: `alpha_`,
-    `beta_`, `weights_`, `means_`; `low_` and `high_`, the scores scaled to 0 and 1; `converged_`; `n_iter_` steps made;
-    `rule_`, one of RULES.
+    Parameters:
+        n_iter: EM steps
+        tolerance: on the mean log-likelihood, for `converged_`
+        scaling, lookup, small_class: see the module's docstring
+
+    Attributes after `fit`:
+        alpha_, beta_, weights_, means_: of (noisy, clean), in scaled scores
+        low_, high_: scores that are scaled to 0 and 1
+        converged_, n_iter_: whether EM converged, and the steps it made
+        rule_: one of RULES
     """
 
     alpha_: NDArray[np.float64]
@@ -181,19 +184,19 @@ class BetaMixture:
         return self
 
     def posterior(self, scores: ArrayLike) -> NDArray[np.float64]:
-        """Probability that each score (n,) is of the clean component: in [0, 1], high = clean."""
+        """Return the probability that each score (n,) belongs to the clean component: in [0, 1], high = clean."""
         if not hasattr(self, "_fits"):
-            raise UserError("The beta mixture must be fitted before it is asked for a posterior.")
+            raise UserError("The beta mixture has no posterior yet: call fit first.")
         row = read_posterior(self._fits, _one_row(scores), lookup=self.lookup, small_class=self.small_class)
         values: NDArray[np.float64] = row[0].numpy()
         return values
 
 
 def _one_row(scores: ArrayLike) -> Tensor:
-    """Finite scores (n,) as float64 (1, n)."""
+    """Return finite scores (n,) as float64 (1, n)."""
     values: NDArray[Any] = np.array(scores, dtype=np.float64)
     if values.ndim != 1 or not len(values):
-        raise UserError(f"Scores have shape {values.shape}, but must be one row of at least one number.")
+        raise UserError(f"Scores have shape {values.shape}, but must be a vector of at least one number.")
     if not np.isfinite(values).all():
         raise UserError(f"Score {int(np.flatnonzero(~np.isfinite(values))[0])} is not a finite number.")
     return torch.from_numpy(values)[None]

@@ -1,17 +1,16 @@
-"""Blocks: the samples that the filter compares with each other when a class is too large to be scored whole.
+"""Blocks: groups of samples that the filter compares with each other if a class is too large to be scored whole.
 
-In: the rows of a class. Out: blocks of them, and batches of blocks that are scored in one go (`filter`).
+In: the rows of a class. Out: blocks of rows, and batches of blocks that are scored at once (see `filter`).
 
-A class of n samples costs n² operations and bytes a graph. **The block rule:** a class of up to `block_size` samples is
-one block. A larger one is cut into ⌈n / block_size⌉ blocks whose sizes differ by one at most: its samples are put in a
-random order, drawn from (seed, label), and the order is cut into equal pieces. Every block has graphs and mixtures of
-its own.
+A class of n samples costs n² operations and bytes per graph. **The block rule:** a class of up to `block_size` samples
+is one block. A larger class is split into ⌈n / block_size⌉ blocks whose sizes differ by at most one. Its samples are
+shuffled by a permutation drawn from (seed, label), and the permutation is cut into equal pieces. Each block has its own
+graphs and mixtures.
 
-That is sound because a block is a random sample of its class, drawn without looking at anything: each of its members is
-as likely to be wrong as any other of the class, and its share of wrong labels differs from the class's by chance only
-(by 0.014, one standard deviation, in a block of 1,000 with 30 % wrong labels). The order is random so that a class that
-is sorted, by date or by source, is not cut into pieces that know one source each. What is lost is company: a rare
-kind of clean sample finds fewer of its like in a block than in the whole class.
+A block is a random sample of its class, so each member is as likely to be wrong as any other member of the class. The
+share of wrong labels in a block differs from that of the class by chance only (standard deviation 0.014 in a block of
+1,000 with 30 % wrong labels). The permutation is random so that a class sorted by date or source is not split by
+source. The cost of blocks is that a rare kind of clean sample has fewer similar samples in a block than in the class.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.beta_mixture import MIN_SAMPLES
-from purereplay.purify.graph import name_of, padded_width
+from purereplay.purify.graph import padded_width, seed_part
 
 
 class Block(NamedTuple):
@@ -31,18 +30,18 @@ class Block(NamedTuple):
 
     label: Hashable
     rows: NDArray[np.int64]  # ascending
-    seed: int  # of its graphs
+    seed: int  # of the block's graphs
 
 
 def cut(label: Hashable, rows: NDArray[np.int64], block_size: int, seed: int) -> list[Block]:
-    """The blocks of a class whose samples are `rows` (n,), by the block rule."""
-    if block_size < 2 * MIN_SAMPLES:  # the blocks of a class that is cut hold at least half of it
+    """Split a class with samples `rows` (n,) into blocks by the block rule."""
+    if block_size < 2 * MIN_SAMPLES:  # blocks of a split class hold at least half of block_size
         raise UserError(f"block_size is {block_size}, but must be at least {2 * MIN_SAMPLES}.")
     n_blocks = -(-len(rows) // block_size)
     if n_blocks <= 1:
         return [Block(label, rows, seed)]
     # raw words, whose stream numpy promises never to change
-    words = np.random.PCG64(derive_seed(seed, "blocks", name_of(label))).random_raw(len(rows))
+    words = np.random.PCG64(derive_seed(seed, "blocks", seed_part(label))).random_raw(len(rows))
     pieces = np.array_split(np.argsort(words, kind="stable"), n_blocks)
     return [
         Block(label, rows[np.sort(piece)], derive_seed(seed, "block", number)) for number, piece in enumerate(pieces)
@@ -52,10 +51,10 @@ def cut(label: Hashable, rows: NDArray[np.int64], block_size: int, seed: int) ->
 def batches(
     blocks: Sequence[Block], n_graphs: int, n_features: int, max_entries: int
 ) -> Iterator[tuple[list[Block], int]]:
-    """Batches of blocks, each with its number of entries of graphs and features, to which its time is proportional.
+    """Yield batches of blocks, each with its number of graph and feature entries; the time is proportional to it.
 
-    At most `max_entries` a batch, but at least one block. Large blocks come first, so that no thread is left with one
-    at the end; blocks of like size come together, as `score_buffers` wants them.
+    A batch has at most `max_entries` entries, but at least one block. Large blocks come first, so that no thread starts
+    one at the end. Blocks of similar size share a batch, since `score_buffers` pads them to one width.
     """
     batch: list[Block] = []
     total = 0

@@ -1,7 +1,7 @@
-"""Features told by what sets a buffer's images apart from each other, and features of two kinds together.
+"""Main directions of a buffer's features, and concatenation of two kinds of features.
 
-What all images have in common says nothing about their labels, but cosine similarities are made of it: it is taken off.
-Of the rest the 32 main directions stay. The last ones are partly whitened, so that they count beside the first.
+What all images of a buffer have in common says nothing about their labels, but dominates cosine similarities, so the
+mean is subtracted. Of the rest the 32 main directions are kept, partly whitened, so that minor directions count too.
 
 In: features (n, d) of one buffer. Out: features float32 for the Self-Centered filter.
 """
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _DIRECTIONS = 32
-_WHITENING = 0.7  # 0: main directions as they are, 1: all of one size
+_WHITENING = 0.7  # 0: main directions unchanged, 1: all of unit variance
 
 
 def main_directions(features: Tensor) -> Tensor:
-    """The images along their main directions, (n, at most 32); a function of the buffer alone."""
+    """Return the projection on the main directions, (n, at most 32); it depends on the buffer alone."""
     deviation, mean = torch.std_mean(features, 0, correction=0)
     x = ((features - mean) / (deviation + 1e-6)).double()
     few_images = x.shape[0] <= x.shape[1]  # the smaller of two products with the same eigenvalues
@@ -26,6 +26,6 @@ def main_directions(features: Tensor) -> Tensor:
     return found.float()
 
 
-def both(one: Tensor, other: Tensor) -> Tensor:
-    """Features of two kinds as one, (n, d + e): their cosine similarity is the mean of the two kinds' similarities."""
+def concatenate_features(one: Tensor, other: Tensor) -> Tensor:
+    """Return two kinds of features as one, (n, d + e); its cosine similarity is the mean of the two kinds'."""
     return torch.cat([F.normalize(one), F.normalize(other)], 1)

@@ -28,27 +28,33 @@ from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.blocks import Block, batches, cut
-from purereplay.purify.graph import name_of
+from purereplay.purify.graph import seed_part
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass
 from purereplay.purify.self_centered import members_of, score_buffers, select
 
-_ENTRIES = 2**23  # of graphs that a thread holds at once (64 MiB); a single larger graph is still built whole
-_MAX_THREADS = 8  # unless asked for more: each needs about 0.2 GB at blocks of 2,048
+_ENTRIES = 2**23  # matrix entries that a thread holds at once (64 MiB); a larger graph is still built whole
+_MAX_THREADS = 8  # default limit: each thread needs about 0.2 GB at blocks of 2,048
 _ALONE = threading.Lock()  # PyTorch's number of threads belongs to the process
 
 
 class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A probability of being clean for every sample, in memory that does not grow with the number of classes.
+    """Clean probability of each sample, in memory that does not grow with the number of classes.
 
-    Options, stored as they are: `n_graphs` stochastic graphs a class (0 or None: the similarity graph itself); `seed`;
-    `small_class`, `scaling`, `posterior` and `n_iter` as in `beta_mixture`; `block_size`, the most samples that are
-    compared with each other; `n_jobs` threads (None: as many as PyTorch has, at most 8).
+    Parameters:
+        n_graphs: stochastic graphs per class; 0 or None uses the similarity graph itself
+        seed: of the graphs, the blocks and the selection
+        small_class, scaling, posterior, n_iter: see `FilterOptions` and `beta_mixture`
+        block_size: largest number of samples that are compared with each other
+        n_jobs: threads; None uses as many as PyTorch has, at most 8
 
-    After `fit`: `clean_probability_` float64 (n,) in [0, 1], high = clean; `centrality_` float64 (n,) > 0, high =
-    central, 1 is the root mean square within a block and graph; `classes_` (k,), in their order where they have one;
-    for each of them `class_sizes_`, `n_blocks_`, and `converged_`: whether each of its centralities and mixtures did
-    (with the default of ten steps many mixtures of large classes do not, and are used all the same);
-    `n_features_in_`.
+    Attributes after `fit`:
+        clean_probability_: float64 (n,) in [0, 1], high = clean
+        centrality_: float64 (n,) > 0, high = central; 1 is the root mean square within a block and graph
+        classes_: (k,), sorted if the labels can be compared, else in order of first appearance
+        class_sizes_, n_blocks_: (k,), samples and blocks of each class
+        converged_: bool (k,), whether all centralities and mixtures of the class converged. With the default of ten
+            steps many mixtures of large classes do not; their posterior is used all the same.
+        n_features_in_: int
     """
 
     clean_probability_: NDArray[np.float64]
@@ -83,10 +89,10 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     def fit(
         self, features: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, progress: Progress | None = None
     ) -> Self:
-        """Score features (n, d), real and finite, with given labels (n,) of any hashable kind, none of them missing.
+        """Score features (n, d), real and finite, with given labels (n,), hashable and none missing.
 
-        Features stay in the type they come in (and a memory map on disk); what is computed is float64. `progress`
-        is called after every batch of blocks.
+        Features keep their dtype, and a memory map stays on disk; the computation is in float64. `progress` is called
+        after each batch of blocks.
         """
         if self.n_jobs is not None and self.n_jobs < 1:
             raise UserError(f"n_jobs is {self.n_jobs}, but must be at least 1.")
@@ -106,15 +112,15 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         return self
 
     def select(self, seed: int | None = None) -> NDArray[np.bool_]:
-        """Who passes: a bool mask (n,), each True with its own clean probability; `seed` None is the filter's own.
+        """Return a bool mask (n,) of the samples selected, each with its own clean probability.
 
-        The dice of a class, too, depend on no other class.
+        `seed` None uses the filter's own. The draws of a class do not depend on other classes either.
         """
         if not hasattr(self, "clean_probability_"):
             raise UserError("The filter must be fitted before it can select.")
         mask = np.empty(len(self.clean_probability_), dtype=bool)
         for label, rows in self._members.items():
-            own = derive_seed(int(self.seed if seed is None else seed), "class", name_of(label))
+            own = derive_seed(int(self.seed if seed is None else seed), "class", seed_part(label))
             mask[rows] = select(self.clean_probability_[rows], own)
         return mask
 
@@ -153,7 +159,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         done, total = 0, sum(amount for _, amount in work)
         with _ALONE:
             n_before = torch.get_num_threads()
-            torch.set_num_threads(1)  # the pool's threads are born with it
+            torch.set_num_threads(1)  # inherited by the threads of the pool
             pool = ThreadPoolExecutor(self.n_jobs or min(n_before, _MAX_THREADS))
             try:
                 waiting = {pool.submit(score_batch, batch): amount for batch, amount in work}
@@ -170,7 +176,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
 
 def _checked_matrix(features: ArrayLike | Tensor) -> NDArray[Any]:
-    """Features as an array (n, d) of the type they come in; UserError for what is not a finite matrix."""
+    """Return features as an array (n, d) of their own dtype; UserError unless they are a finite matrix."""
     try:
         if isinstance(features, Tensor):
             values = features.detach().cpu()
@@ -179,7 +185,7 @@ def _checked_matrix(features: ArrayLike | Tensor) -> NDArray[Any]:
             array = np.asarray(features)
             array = array if array.dtype.kind in "fiubc" else array.astype(np.float64)
     except (TypeError, ValueError):
-        raise UserError("Features must be a matrix of numbers, one row a sample.") from None
+        raise UserError("Features must be a matrix of numbers, one row per sample.") from None
     if array.ndim != 2 or array.dtype.kind == "c" or 0 in array.shape:
         raise UserError(f"Features have shape {array.shape}, but must be (n, d) real numbers with n, d ≥ 1.")
     if (row := first_not_finite(array)) is not None:
@@ -188,10 +194,10 @@ def _checked_matrix(features: ArrayLike | Tensor) -> NDArray[Any]:
 
 
 def _checked_classes(labels: ArrayLike | Tensor, n: int) -> dict[Hashable, NDArray[np.int64]]:
-    """The rows of every class, ascending; classes in their order, or as they appear where they have none."""
+    """Return the ascending rows of each class; classes are sorted if possible, else in order of first appearance."""
     members = members_of(labels, 0, n)
     for label, rows in members.items():
-        # NaN is the one value that is not itself
+        # only NaN differs from itself
         if label is None or label != label or (isinstance(label, str | bytes) and not label.strip()):
             raise UserError(f"The label of row {rows[0]} is missing or empty.")
     try:
@@ -202,7 +208,7 @@ def _checked_classes(labels: ArrayLike | Tensor, n: int) -> dict[Hashable, NDArr
 
 
 def _like(labels: ArrayLike | Tensor, names: list[Hashable]) -> NDArray[Any]:
-    """Names (k,) as an array of the labels' type."""
+    """Return names (k,) as an array of the labels' dtype."""
     kind = (labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)).dtype
     array = np.empty(len(names), dtype=object)
     for i, name in enumerate(names):  # one by one, as a name may be a tuple

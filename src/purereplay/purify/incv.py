@@ -1,15 +1,15 @@
-"""INCV, a rival of the Self-Centered filter: who is predicted by a network that has not seen him (Chen et al. 2019).
+"""INCV, an alternative to the Self-Centered filter: iterative noisy cross-validation (Chen et al. 2019).
 
-Iterative noisy cross-validation. The candidates are split in two; a network trained on one half and on everyone chosen
-so far chooses from the other half those whose given label it predicts, and the halves change places. Of either half
-those with the largest losses are dropped for good, as many as the estimated noise rate's share of the chosen; the rest
-are candidates again. After some rounds the chosen are taken to be clean.
+The candidates are split into two halves. A network trained on one half and on all samples chosen so far predicts the
+other half; samples whose given label it predicts are chosen. Then the halves change roles. In each half the samples
+with the largest losses are dropped for good: the estimated noise rate times the number of chosen ones. The rest are
+candidates again. After some rounds the chosen samples are taken to be clean.
 
-Choices where the papers leave them open: the noise rate is that which explains the first round's agreement a under
-symmetric noise, a = (1 − ε)² + ε² / (c − 1); an epoch is always as many steps as half a buffer has batches.
+Choices where the papers leave them open: the noise rate ε explains the first round's agreement a under symmetric noise,
+a = (1 − ε)² + ε² / (c − 1); an epoch always has as many steps as half a buffer has batches.
 
-In: images and given labels of delayed buffers. Out: a verdict for each, with probabilities 1 or 0 (high = clean) and
-the log-probability of the label by the last network that had not seen the sample in the place of the centralities.
+In: images and given labels of delayed buffers. Out: a verdict for each, with probabilities 1 or 0 (high = clean) and,
+instead of centralities, the log-probability of the label by the last network that was not trained on the sample.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Rows = NDArray[np.int64]
 
 @dataclass
 class _Case:
-    """A buffer being scored."""
+    """State of one buffer between rounds."""
 
     buffer: Batch
     seed: int
     chosen: NDArray[np.bool_]
     candidates: NDArray[np.bool_]
-    score: NDArray[np.float64]  # log-probability of the given label by the last network that had not seen the sample
+    score: NDArray[np.float64]  # log-probability of the given label by the last network not trained on the sample
     noise_rate: float = 0.0
 
     def halves(self, number: int) -> tuple[Rows, Rows]:
@@ -51,7 +51,7 @@ class _Case:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyCrossValidation:
-    """How the networks are trained (the SPR paper's appendix)."""
+    """Filter by noisy cross-validation; the defaults are from the SPR paper's appendix."""
 
     rounds: int = 4
     epochs: int = 200
@@ -60,7 +60,7 @@ class NoisyCrossValidation:
     weight_decay: float = 1e-4
 
     def n_steps(self, n: int) -> int:
-        """Training steps that scoring a buffer of n takes."""
+        """Return the number of training steps for a buffer of n samples."""
         return 2 * self.rounds * self.epochs * self._per_epoch(n)
 
     def _per_epoch(self, n: int) -> int:
@@ -72,7 +72,7 @@ class NoisyCrossValidation:
     def score(
         self, network: Network, buffers: Sequence[Batch], n_classes: int, seeds: Sequence[int]
     ) -> Asks[list[Verdict[Tensor]]]:
-        """The verdict on every buffer; `network` without its head is what is trained."""
+        """Return a verdict for each buffer; `network` is trained with a new head."""
         network = replace(network, head=Head(n_classes))
         cases = [
             _Case(b, seed, np.zeros(b.n, bool), np.ones(b.n, bool), np.full(b.n, -np.inf))
@@ -91,7 +91,7 @@ class NoisyCrossValidation:
         return [Verdict(torch.from_numpy(case.chosen).double(), torch.from_numpy(case.score), []) for case in cases]
 
     def _job(self, network: Network, case: _Case, half: Rows, seed: int) -> ListedJob:
-        """Training on one half and on everyone chosen; of one shape for all buffers of a size."""
+        """Return the training job for one half and all chosen samples; buffers of one size give jobs of one shape."""
         n, device = case.buffer.n, case.buffer.images.device
         rows = np.union1d(half, np.flatnonzero(case.chosen))
         rows = rows if len(rows) else np.arange(n)
@@ -113,7 +113,7 @@ class NoisyCrossValidation:
 
 
 def _choose(network: Network, case: _Case, halves: list[tuple[Rows, State]], n_classes: int, number: int) -> None:
-    """One round's decisions about both halves, each by the network that has not seen it."""
+    """Update chosen samples and candidates from both halves, each predicted by the network not trained on it."""
     agree = np.zeros(case.buffer.n, bool)
     for rows, state in halves:
         if not len(rows):
@@ -125,9 +125,9 @@ def _choose(network: Network, case: _Case, halves: list[tuple[Rows, State]], n_c
         labels = case.buffer.labels[at]
         agree[rows] = (log_p.argmax(1) == labels).numpy()
         case.score[rows] = log_p.gather(1, labels[:, None])[:, 0].numpy()
-    everyone = np.concatenate([rows for rows, _ in halves])
-    if number == 0 and len(everyone):
-        case.noise_rate = noise_rate(float(agree[everyone].mean()), n_classes)
+    predicted = np.concatenate([rows for rows, _ in halves])
+    if number == 0 and len(predicted):
+        case.noise_rate = noise_rate(float(agree[predicted].mean()), n_classes)
     for rows, _ in halves:
         n_dropped = round(case.noise_rate * int(agree[rows].sum()))
         worst = rows[np.argsort(case.score[rows], kind="stable")[:n_dropped]]
@@ -137,7 +137,7 @@ def _choose(network: Network, case: _Case, halves: list[tuple[Rows, State]], n_c
 
 
 def noise_rate(agreement: float, n_classes: int) -> float:
-    """The lower ε in [0, 1] with (1 − ε)² + ε² / (c − 1) = agreement; where there is none, the closest one."""
+    """Return the lower ε in [0, 1] with (1 − ε)² + ε² / (c − 1) = agreement, or the closest one if none exists."""
     c = max(2, n_classes)
     a, b = 1 + 1 / (c - 1), 1 - agreement  # a ε² − 2 ε + b = 0
     inside = 1 - a * b

@@ -1,15 +1,15 @@
-"""The Self-Centered filter: from features and given labels to one probability of being clean for every sample.
+"""Self-Centered filter: from features and given labels to one clean probability per sample.
 
-In: the expert's features of a delayed buffer and the given labels. Out: clean probabilities (high = clean), on which
-the purified buffer admits and evicts. Paper: section "Self-Centered Filter"; the mean over graphs is Eq. p(z | D_l),
-its integral taken over E_max = `n_graphs` sampled graphs.
+In: the expert's features of a delayed buffer and the given labels. Out: clean probabilities (high = clean), which
+decide on admission to the purified buffer and eviction from it. Paper: section "Self-Centered Filter"; the mean over
+graphs is Eq. p(z | D_l), its integral taken over E_max = `n_graphs` sampled graphs.
 
 features → graph (per label) → centrality → beta mixture → clean probability → selection
 
-Labels of similar size, of one buffer or of many, go through as one batch, and all is computed in float64 on the chosen
-device: the graphs are then the same on every device, and the probabilities agree to about 1e-7. A label's result
-does not depend on the other labels and buffers: on the CPU with one thread not in a single bit; with more threads,
-among which the work is dealt out by its size, and on CUDA up to rounding (1e-12 measured with two threads).
+Labels of similar size, of one buffer or of many, are processed as one batch. All computation is in float64 on the
+chosen device: graphs are identical on every device, and probabilities agree to about 1e-7. The result of a label does
+not depend on other labels or buffers. On the CPU with one thread this holds to the bit. With more threads, which split
+the work by its size, and on CUDA it holds up to rounding (1e-12 measured with two threads).
 """
 
 from bisect import bisect
@@ -33,24 +33,24 @@ Array = TypeVar("Array", NDArray[Any], Tensor)
 
 
 class LabelFit(NamedTuple):
-    """What happened to the samples of one label; one entry a graph."""
+    """Fits of one label, one entry per graph."""
 
     label: Hashable
     n: int  # samples with this label
     rules: tuple[str, ...]  # each one of beta_mixture.RULES
-    converged: tuple[bool, ...]  # the mixture
-    central: tuple[bool, ...]  # the centrality converged
+    converged: tuple[bool, ...]  # whether the mixture converged
+    central: tuple[bool, ...]  # whether the centrality converged
     alpha: NDArray[np.float64]  # (graphs, 2): noisy, clean
     beta: NDArray[np.float64]  # (graphs, 2)
     weights: NDArray[np.float64]  # (graphs, 2)
 
 
 class Verdict(NamedTuple, Generic[Array]):
-    """The filter's answer, with its grounds."""
+    """Result of the filter for one buffer, with its grounds."""
 
     clean_probability: Array  # float64 (n,) in [0, 1], high = clean
     centrality: Array  # float64 (n,) > 0, mean over graphs; 1 is the root mean square within a label and graph
-    fits: list[LabelFit]  # one a label, in order of first appearance
+    fits: list[LabelFit]  # one per label, in order of first appearance
 
 
 def clean_probability(
@@ -105,7 +105,7 @@ def score_buffers(
     Forty buffers take about twice as many tensor operations as one, and on a GPU these dominate the time.
     """
     if not len(features) == len(labels) == len(seeds):
-        raise UserError(f"{len(features)} buffers came with {len(labels)} rows of labels and {len(seeds)} seeds.")
+        raise UserError(f"{len(features)} buffers need as many labels and seeds, not {len(labels)} and {len(seeds)}.")
     if options.n_graphs < 0:
         raise UserError(f"n_graphs is {options.n_graphs}, but must be 0 (the similarity graph itself) or more.")
     check_choice("posterior", options.posterior, get_args(Posterior))
@@ -129,7 +129,7 @@ def score_buffers(
         places = group.mask.flatten().nonzero()[:, 0]
         rows = group.rows.flatten()[places]
         probability[rows] = clean.view(n_labels, n_each, width).mean(1).flatten()[places]
-        # a unit vector's root mean square is n^-1/2: undone, so that large and small classes compare
+        # a unit vector's root mean square is n^-1/2; scaled by n^1/2, large and small classes are comparable
         scores = scores.view(n_labels, n_each, width).mean(1) * group.mask.sum(1, keepdim=True).sqrt()
         centrality[rows] = scores.flatten()[places]
         reports |= _report(group, fits, torch.cat([part.converged for part in parts]))
@@ -146,10 +146,10 @@ def score_buffers(
 
 
 def select(probability: Array, seed: int) -> Array:
-    """Who enters: a bool mask (n,), each True with its own probability; 1 always enters, 0 never."""
+    """Return a bool mask (n,) of the samples selected, each with its own probability; 1 always, 0 never."""
     chances = probability.detach().cpu().numpy() if isinstance(probability, Tensor) else np.asarray(probability)
     if chances.ndim != 1 or not bool(((chances >= 0) & (chances <= 1)).all()):
-        raise UserError("Clean probabilities must be one row of numbers between 0 and 1.")
+        raise UserError("Clean probabilities must be a vector of numbers between 0 and 1.")
     dice = np.random.Generator(np.random.PCG64(derive_seed(int(seed), "select"))).random(len(chances))
     return _as_kind(torch.from_numpy(dice < chances), probability)
 
@@ -157,13 +157,13 @@ def select(probability: Array, seed: int) -> Array:
 def _checked_features(
     features: Sequence[NDArray[Any] | Tensor], device: torch.device | str | None
 ) -> tuple[Tensor, list[int]]:
-    """The features of all buffers as float64 (n, d) on the device, and where each buffer begins and the last one ends.
+    """Return all buffers' features as float64 (n, d) on the device, and the row where each buffer starts.
 
-    UserError for what is not a finite matrix.
+    The last entry of the starts is n. UserError if the features of a buffer are not a finite matrix.
     """
     parts = [_matrix(own) for own in features]
     if len({part.shape[1] for part in parts}) > 1:
-        raise UserError("The features of buffers that are scored together must have one width.")
+        raise UserError("Buffers scored together must have features of one width.")
     device = parts[0].device if device is None else device
     values = torch.cat([part.to(device) for part in parts]).to(torch.float64)
     starts = [0, *accumulate(len(part) for part in parts)]
@@ -177,18 +177,18 @@ def _checked_features(
 
 
 def _matrix(features: NDArray[Any] | Tensor) -> Tensor:
-    """Features as a tensor (n, d); UserError for what is not a matrix of real numbers."""
+    """Return features as a tensor (n, d); UserError unless they are a matrix of real numbers."""
     try:
         values = features.detach() if isinstance(features, Tensor) else torch.from_numpy(np.array(features, np.float64))
     except (TypeError, ValueError):
-        raise UserError("Features must be a matrix of numbers, one row a sample.") from None
+        raise UserError("Features must be a matrix of numbers, one row per sample.") from None
     if values.ndim != 2 or values.is_complex() or 0 in values.shape:
         raise UserError(f"Features have shape {tuple(values.shape)}, but must be (n, d) real numbers with n, d ≥ 1.")
     return values
 
 
 def members_of(labels: ArrayLike | Tensor, start: int, stop: int) -> dict[Hashable, list[int]]:
-    """Rows of every label of the buffer in rows start … stop - 1, in order of first appearance."""
+    """Return the rows of each label of the buffer in rows start … stop - 1, labels in order of first appearance."""
     members: dict[Hashable, list[int]] = {}
     n = stop - start
     try:
@@ -198,12 +198,12 @@ def members_of(labels: ArrayLike | Tensor, start: int, stop: int) -> dict[Hashab
         for row, label in enumerate(array.tolist(), start):
             members.setdefault(label, []).append(row)
     except (TypeError, ValueError):  # ragged, or not hashable
-        raise UserError("Labels must be one row of names or numbers.") from None
+        raise UserError("Labels must be a vector of names or numbers.") from None
     return members
 
 
 def _report(group: LabelGroup, fits: Fits, central: Tensor) -> dict[tuple[int, Hashable], LabelFit]:
-    """The fits of a group, label by label, on the CPU."""
+    """Return the fits of a group by (buffer, label), on the CPU."""
     alpha, beta, weights = (part.cpu().numpy() for part in fits.betas)
     rules, converged, done = fits.rule.tolist(), fits.converged.tolist(), central.tolist()
     n_each = len(rules) // len(group.owners)
@@ -217,7 +217,7 @@ def _report(group: LabelGroup, fits: Fits, central: Tensor) -> dict[tuple[int, H
 
 
 def _as_kind(values: Tensor, like: Array) -> Array:
-    """`values` as a tensor on the device of `like`, or as a numpy array, whichever `like` is."""
+    """Return `values` as a tensor on the device of `like`, or as a numpy array if `like` is one."""
     if isinstance(like, Tensor):
         return values.to(like.device)
     array: NDArray[Any] = values.cpu().numpy()

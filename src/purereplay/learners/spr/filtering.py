@@ -20,7 +20,7 @@ from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob
 from purereplay.nets.networks import Network, State
 from purereplay.purify.aum import AreaUnderMargin
-from purereplay.purify.directions import both, main_directions
+from purereplay.purify.directions import concatenate_features, main_directions
 from purereplay.purify.incv import NoisyCrossValidation
 from purereplay.purify.options import FilterOptions
 from purereplay.purify.patches import patch_features
@@ -97,7 +97,7 @@ class BufferFilter:
         if not self.choice.has_experts:
             return patches, no_loss
         learned, losses = yield from self._train_experts(buffers, seed_for)
-        return [both(main_directions(own), p) for own, p in zip(learned, patches, strict=True)], losses
+        return [concatenate_features(main_directions(own), p) for own, p in zip(learned, patches, strict=True)], losses
 
     def _train_experts(
         self, buffers: list[FullBuffer], seed_for: SeedFor
