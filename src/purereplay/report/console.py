@@ -24,7 +24,7 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.baselines.settings import RIVALS, RivalSettings
 from purereplay.learners.settings import BY_DATASET, LEARNERS, PRESETS, SprSettings, preset_settings
-from purereplay.nets.engine import Engine, own_the_process
+from purereplay.nets.engine import Engine, flush_denormals
 from purereplay.nets.lockstep import drive_together
 from purereplay.report.pictures import draw_run
 from purereplay.report.progress import Show, download_bars, duration, interruptible, out, percent, progress_bars
@@ -79,7 +79,7 @@ def _run_together(settings: list[RunSettings], paths: list[Path]) -> list[Line]:
     with ExitStack() as stack:
         bars = stack.enter_context(progress_bars())
         show = Show(bars)
-        own_the_process()
+        flush_denormals()
         engine = Engine(torch.device(settings[0].device), precision=settings[0].precision, watch=show.training)
         loaded: dict[tuple[str, bool], Dataset] = {}
         for s, path in zip(settings, paths, strict=True):
@@ -140,7 +140,7 @@ def estimate(settings: RunSettings) -> None:
     with progress_bars() as bars:
         dataset = load(settings, download_bars(bars))
     _, stream = make_stream(settings, dataset)
-    own_the_process()
+    flush_denormals()
     engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
         learner = make_learner(settings, dataset, engine, bring_features(settings, dataset))
