@@ -81,19 +81,19 @@ class CpuMlpLoop(PlainLoop):
         n_workers = min(n_threads, n_networks)
         self.workspaces += [self.make_workspace() for _ in range(n_workers - len(self.workspaces))]
         queue = _WorkQueue(self._run_steps, n_networks, n_steps, n_threads // n_workers)
-        helpers = [threading.Thread(target=queue.work, args=[p], daemon=True) for p in self.workspaces[1:n_workers]]
+        threads = [threading.Thread(target=queue.work, args=[p], daemon=True) for p in self.workspaces[1:n_workers]]
         try:
-            for helper in helpers:
-                helper.start()
+            for thread in threads:
+                thread.start()
             queue.work(self.workspaces[0])
-            for helper in helpers:
-                helper.join()
+            for thread in threads:
+                thread.join()
         finally:
             queue.stopped = True  # after an interrupt a thread may still be running
             torch.set_num_threads(n_threads)  # also the default of threads started later
-            for helper in helpers:
-                if helper.is_alive():
-                    helper.join()
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join()
         if queue.errors:
             raise queue.errors[0]
         self.done += n_steps
