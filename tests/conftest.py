@@ -8,7 +8,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def same_start():
-    """A command that is called within a test owns the process only so long; see `engine.own_the_process`."""
+    """Undo `engine.flush_denormals` of a command that ran within a test."""
     torch.manual_seed(0)
     yield
     torch.set_flush_denormal(False)

@@ -15,7 +15,7 @@ from purereplay.learners.robust.jocor import JoCoR, Twins
 from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.learners.robust.sl import SymmetricLearning
-from purereplay.nets.draws import own_uniforms
+from purereplay.nets.draws import uniforms_per_key
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed, ListedJob
 from purereplay.nets.networks import MLP, Head, Network, stack
@@ -154,7 +154,7 @@ def test_pencil_repairs_wrong_labels():
 def by_virtual_step(technique: LearningToReweight, one: Step, alpha: float = 1.0) -> torch.Tensor:
     """As the paper writes it: a step weighted by ε = 0, the clean loss there, and its gradient back to ε."""
     n = one.extra["clean_labels"].shape[1]
-    chosen = (own_uniforms(one.keys, one.number, technique.batch_size, stream=5) * n).long()
+    chosen = (uniforms_per_key(one.keys, one.number, technique.batch_size, stream=5) * n).long()
     all_weights = []
     for k in range(K):
         state = {name: t[k : k + 1].detach().clone().requires_grad_() for name, t in one.state.items()}

@@ -200,7 +200,7 @@ def test_running_out_of_memory_halves_the_number_of_networks(caplog):
 
     jobs = [job(k, Contrastive(epochs=1, batch_size=12)) for k in range(10)]
     answers = Small(CPU).train(jobs)
-    assert tried == [10, 5, 2, 2, 2, 2, 2] and "going on with 5" in caplog.text
+    assert tried == [10, 5, 2, 2, 2, 2, 2] and "continuing with 5" in caplog.text
     assert [a.loss for a in answers] == pytest.approx([Engine(CPU).train([one])[0].loss for one in jobs], rel=1e-5)
 
 

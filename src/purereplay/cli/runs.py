@@ -40,11 +40,11 @@ def run(
 def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
     """Run with progress, and show the result."""
     from purereplay.evaluate import running
-    from purereplay.nets.engine import own_the_process
+    from purereplay.nets.engine import flush_denormals
     from purereplay.report import runs as report
     from purereplay.report.progress import run_bars
 
-    own_the_process()
+    flush_denormals()
     with run_bars(report.announce) as observer:
         result = running.run(settings, path, observer, resume=resume)
     report.show_result(path, result)
@@ -100,14 +100,14 @@ def sweep(
         purereplay sweep --dataset mnist --learner crs,gdumb --robust none,sl,jocor --seed 1,2,3 --out runs/baselines
     """
     from purereplay.evaluate import running
-    from purereplay.nets.engine import own_the_process
+    from purereplay.nets.engine import flush_denormals
     from purereplay.report import runs as report
     from purereplay.report.progress import out as console
     from purereplay.report.progress import run_bars
 
     n_left = len(running.unfinished_runs(runs))
     console.print(f"{len(runs)} runs, {len(runs) - n_left} of them already finished")
-    own_the_process()
+    flush_denormals()
     with run_bars(report.announce) as observer:
         outcome = running.sweep(runs, observer)
     report.show_sweep(outcome)
@@ -221,14 +221,14 @@ def estimate(settings: RunSettings) -> None:
     from purereplay.evaluate.estimate import estimate as estimate_run
     from purereplay.evaluate.experiment import device_name
     from purereplay.evaluate.preparation import load, make_data_spec, make_learner, make_stream
-    from purereplay.nets.engine import Engine, own_the_process
+    from purereplay.nets.engine import Engine, flush_denormals
     from purereplay.report.progress import loading_bars, out, progress_bars
     from purereplay.report.runs import show_estimate
 
     with progress_bars() as bars:
         data = load(settings, loading_bars(bars))
     _, stream = make_stream(settings, data)
-    own_the_process()
+    flush_denormals()
     engine = Engine(torch.device(settings.device), precision=settings.precision)
     with out.status("timing a few steps of each phase"):
         learner = make_learner(settings, make_data_spec(settings, data), engine)

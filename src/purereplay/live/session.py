@@ -22,13 +22,13 @@ from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.settings import NewSettings, StateSettings, Wanted, with_shape
 from purereplay.live.store import Current, Store
 from purereplay.nets.device import pick_device, pick_precision
-from purereplay.nets.engine import Engine, own_the_process
+from purereplay.nets.engine import Engine, flush_denormals
 from purereplay.nets.lockstep import Account, drive
 
 
 def make_engine(device: str) -> Engine:
-    """Return an engine for a command of the command line; see `own_the_process`."""
-    own_the_process()
+    """Return an engine for a command of the command line; see `flush_denormals`."""
+    flush_denormals()
     chosen = pick_device(device)
     return Engine(torch.device(chosen), precision=pick_precision("auto", chosen))
 

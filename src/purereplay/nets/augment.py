@@ -1,4 +1,4 @@
-"""What is done to the images of a supervised step, as operations on whole batches of K networks."""
+"""Augmentation of the images of a supervised step, for whole batches of K networks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PADDING = 4  # pixels by which an image is shifted at most
+PADDING = 4  # maximal shift in pixels
 
 
 def cutmix(images: Tensor, labels: Tensor, u: Tensor, probability: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Paste a box of another image of the batch into each, all boxes of a network alike (Yun et al., 2019; α = 1).
+    """Paste a box of another image of the batch into each image; one box per network (Yun et al., 2019; α = 1).
 
-    images (K, B, C, H, W), labels (K, B), uniforms u (K, 4). Returns images, and for the loss the labels of the others
-    and the share of the own ones; with probability 1 - `probability` nothing is pasted.
+    images (K, B, C, H, W), labels (K, B), uniforms u (K, 4). Returns the images, the labels of the pasted images (K, B)
+    and the weight of the original labels (K, 1). With probability 1 - `probability` nothing is pasted.
     """
     batch, height, width = images.shape[1], *images.shape[-2:]
     share, x, y, apply = u.unbind(1)
@@ -30,9 +30,9 @@ def cutmix(images: Tensor, labels: Tensor, u: Tensor, probability: float) -> tup
 
 
 def shifted_and_flipped(images: Tensor, u: Tensor) -> Tensor:
-    """Random crops of the images, black by PADDING pixels around them, every second one mirrored.
+    """Crop images at random after padding them by PADDING black pixels, and flip half of them horizontally.
 
-    images (K, B, C, H, W), uniforms u (K, B, 3); each image has its own shift and its own coin.
+    images (K, B, C, H, W), uniforms u (K, B, 3): vertical shift, horizontal shift and flip of each image.
     """
     height, width = images.shape[-2:]
     padded = F.pad(images, (PADDING,) * 4)

@@ -1,4 +1,4 @@
-"""Where and how precisely networks are trained: the device and the precision of matrix products."""
+"""Choice of the training device and of the precision of matrix products."""
 
 from typing import Literal, cast, get_args
 
@@ -10,18 +10,18 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 def pick_device(name: str) -> str:
-    """ "auto" is CUDA where there is one."""
+    """Resolve "auto" to CUDA if available, and check other names."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
         raise UserError(f"The device {name!r} is unknown: choose cpu, cuda or auto.")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("There is no CUDA device here: use --device cpu.")
+        raise UserError("No CUDA device is available: use --device cpu.")
     return name
 
 
 def pick_precision(name: str, device: str) -> Precision:
-    """ "auto" is bf16 on CUDA and float32 on the CPU."""
+    """Resolve "auto" to bf16 on CUDA and float32 on the CPU, and check other names."""
     if name == "auto":
         return "bf16" if device == "cuda" else "float32"
     if name not in get_args(Precision):

@@ -1,8 +1,8 @@
 """Random numbers as a pure function of (key, step, position): the draws inside a training step.
 
-K networks that train side by side each have a key of their own, so their numbers do not depend on who trains beside
-them; nothing has to be saved to go on after a kill; CPU and GPU see the same numbers; and a step that is captured as
-a CUDA graph only needs its counter moved on. The mixing function is SplitMix64 (Steele, Lea & Flood, 2014).
+Each of K networks has its own key, so its numbers do not depend on the networks trained beside it. No generator state
+has to be saved to resume a run. CPU and GPU draw the same numbers. A step captured as a CUDA graph only needs its
+counter advanced. The mixing function is SplitMix64 (Steele, Lea & Flood, 2014).
 """
 
 from enum import IntEnum
@@ -29,7 +29,7 @@ class RandomStream(IntEnum):
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts the sign in; the mix needs zeros
+    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts in the sign bit; the mix needs zeros
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -47,17 +47,17 @@ def uniforms(keys: Tensor, step: Tensor, n: int, *, stream: RandomStream) -> Ten
 
 
 def _numbers(start: Tensor, n: int) -> Tensor:
-    """n numbers from every start int64 (...): float32 (..., n)."""
+    """n uniform numbers for every start int64 (...): float32 (..., n)."""
     position = torch.arange(1, n + 1, device=start.device) * _GOLDEN
-    bits = _shift_right(_mix(start[..., None] + position), 40)  # the 24 best bits: all a float32 can tell apart
+    bits = _shift_right(_mix(start[..., None] + position), 40)  # the highest 24 bits: the precision of float32
     return bits.float() * 2.0**-24
 
 
-def own_uniforms(keys: Tensor, steps: Tensor, n: int, *, stream: RandomStream) -> Tensor:
-    """`uniforms` where every key int64 (K,) is at a step of its own, int64 (K,): float32 (K, n)."""
+def uniforms_per_key(keys: Tensor, steps: Tensor, n: int, *, stream: RandomStream) -> Tensor:
+    """Uniform numbers, float32 (K, n), for keys int64 (K,) at one step per key, int64 (K,)."""
     return _numbers(_mix(keys ^ _mix(steps * _GOLDEN + (stream + 1))), n)
 
 
 def permutations(keys: Tensor, step: Tensor, n: int, *, stream: RandomStream) -> Tensor:
-    """A random order of range(n) for each key, int64 (*steps, K, n)."""
+    """A random permutation of range(n) for each step and key, int64 (*steps, K, n)."""
     return uniforms(keys, step, n, stream=stream).argsort(dim=-1, stable=True)

@@ -1,4 +1,4 @@
-"""The engine: it trains what learners ask for, K networks of one shape side by side.
+"""The engine: trains the jobs that learners request, K networks of one shape side by side.
 
 `Engine.train` groups jobs, runs each group as one loop over stacked networks and returns one answer per job. The loops
 are in `loops/`. `lockstep` advances learners from request to request.
@@ -28,13 +28,13 @@ from purereplay.nets.networks import MLP
 
 log = logging.getLogger(__name__)
 
-_LOOPS_KEPT = 6  # loops whose memory and captured graph stay ready for the next job of their shape
-_CPU_MEMORY = 2**31  # what all loops together may take there; CUDA: half of the card, or what is free
-_CPU_SIDE_BY_SIDE = 16  # perceptrons: beyond this nothing is gained on a few cores
+_LOOPS_KEPT = 6  # loops kept with their memory and captured graph for the next job of their shape
+_CPU_MEMORY = 2**31  # bytes for all loops on the CPU; on CUDA: half of the memory, or 90 % of the free memory
+_CPU_SIDE_BY_SIDE = 16  # MLPs per group on the CPU: more are no faster on a few cores
 
 
 class TrainingProgress(NamedTuple):
-    """Where the engine is within a group of jobs."""
+    """Progress of the engine within a group of jobs."""
 
     phase: str
     n_networks: int
@@ -43,19 +43,20 @@ class TrainingProgress(NamedTuple):
 
 
 class _CudaLoopFailed(Exception):
-    """The fast loop turned out not to work."""
+    """The CUDA loop could not be compiled or captured."""
 
 
-def own_the_process() -> None:
-    """For a program of our own, before PyTorch's threads are born; a library leaves its user's arithmetic alone.
+def flush_denormals() -> None:
+    """Treat numbers below 1e-38 as 0, on which processors are thirty times slower; Adam's moments decay to them.
 
-    Numbers below 1e-38 count as 0: Adam's fading moments get there, where a processor is thirty times slower.
+    Only the command line calls this, before PyTorch starts its threads. The library does not change the arithmetic of
+    its caller's process.
     """
     torch.set_flush_denormal(True)
 
 
 class Engine:
-    """Trains jobs on one device; `watch` hears of progress a few times a second and may raise to interrupt."""
+    """Trains jobs on one device; `watch` receives the progress a few times per second and may raise to interrupt."""
 
     def __init__(
         self,
@@ -67,8 +68,8 @@ class Engine:
         self.device = device
         self.precision = precision
         self.watch = watch
-        self._loops: OrderedDict[Hashable, Loop[Any]] = OrderedDict()  # the one used last comes last
-        self._told = time.perf_counter()  # when progress was told last
+        self._loops: OrderedDict[Hashable, Loop[Any]] = OrderedDict()  # in the order of their last use
+        self._reported_at = time.perf_counter()  # time of the last call of `watch`
         self._cuda = _load_cuda_loop() if device.type == "cuda" and precision == "bf16" else None
         self._memory = _CPU_MEMORY
         if device.type == "cuda":
@@ -78,10 +79,9 @@ class Engine:
             self._memory = min(total // 2, free * 9 // 10)
 
     def train(self, jobs: Sequence[Job]) -> list[Trained]:
-        """The jobs' answers, in their order; the loss of one that diverged is not finite.
+        """Train jobs and return their answers in order; the loss of a job that diverged is not finite.
 
-        What several ask for in the same way is trained once: runs that differ in their filter alone have the same
-        experts, for example.
+        Identical jobs are trained once. For example, runs that differ only in their filter share their experts.
         """
         firsts = first_of_its_kind(jobs)
         shared = Counter(firsts)
@@ -101,11 +101,11 @@ class Engine:
                 try:
                     trained = self._train_group([jobs[i] for i in some])
                 except _CudaLoopFailed:
-                    return self._train_all(jobs)  # what was trained so far is lost: this is found out at the first job
+                    return self._train_all(jobs)  # answers so far are lost: the loop fails at its first job
                 except torch.cuda.OutOfMemoryError:
                     if len(some) == 1:
                         raise UserError(
-                            f"The GPU's memory does not hold one {jobs[some[0]].phase} network: use smaller batches."
+                            f"The GPU's memory cannot hold one {jobs[some[0]].phase} network: use smaller batches."
                         ) from None
                     self._halve(jobs[some[0]], len(some))
                     share = equal_share(len(left), self.side_by_side(jobs[left[0]]))
@@ -115,19 +115,19 @@ class Engine:
         return [answers[i] for i in range(len(jobs))]
 
     def group(self, job: Job) -> Hashable:
-        """Jobs with the same answer can be trained in one go."""
+        """Key of a group: jobs with equal keys can be trained side by side."""
         return job.shape if self._cuda_loop_for(job) else job.kind
 
     def side_by_side(self, job: Job) -> int:
-        """How many networks of this job's shape are trained at once."""
+        """Number of networks of this job's shape that are trained side by side."""
         fit = max(1, self._memory // self.bytes_for(job))
         if self.device.type == "cuda":
             return fit
-        # three ResNets at once take 1.3 to 1.4 times as long as one after the other: nothing of theirs is one product
+        # three ResNets side by side take 1.3 to 1.4 times as long as in sequence: they share no matrix product
         return min(_CPU_SIDE_BY_SIDE, fit) if isinstance(job.network.backbone, MLP) else 1
 
     def bytes_for(self, job: Job) -> int:
-        """About how much memory one such network takes in training."""
+        """Approximate memory of one such network in training."""
         cuda = self._cuda_loop_for(job)
         n_bytes: int = cuda.cuda_bytes(job) if cuda else network_bytes(job)
         return n_bytes
@@ -145,12 +145,12 @@ class Engine:
             loop = self._make_loop(jobs)
         self._loops[key] = loop
         loop.load(jobs)
-        n_steps = max(job.n_steps for job in jobs)  # who is done earlier waits
+        n_steps = max(job.n_steps for job in jobs)  # shorter jobs idle
         done = 0
         while done < n_steps:
             done += loop.advance(n_steps - done)
-            if self.watch and time.perf_counter() - self._told > 0.1:
-                self._told = time.perf_counter()
+            if self.watch and time.perf_counter() - self._reported_at > 0.1:
+                self._reported_at = time.perf_counter()
                 self.watch(TrainingProgress(jobs[0].phase, len(jobs), done, n_steps))
         answers = loop.answers(began)
         sums = torch.stack([torch.stack([t.sum() for t in a.state.values()]).sum() for a in answers])
@@ -170,7 +170,7 @@ class Engine:
         return PlainLoop(drawn, self.device, self.precision)
 
     def _make_cuda_loop(self, cuda: ModuleType, jobs: list[Job]) -> Loop[Any]:
-        """The fast loop, compiled and captured; where that fails the plain one serves from now on, with one warning."""
+        """Compile and capture the CUDA loop; if that fails, warn and use the plain loop from now on."""
         try:
             loop: Loop[Any] = cuda.CudaLoop(jobs, self.device)
             loop.load(jobs)
@@ -179,39 +179,39 @@ class Engine:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
-            log.warning("the fast training loop does not work here, the plain one runs: %s", str(error)[:300])
+            log.warning("the CUDA training loop failed, using the plain loop: %s", str(error)[:300])
             self._cuda = None
             raise _CudaLoopFailed from error
 
     def _halve(self, job: Job, k: int) -> None:
-        """Memory ran out with k networks: let go of everything, and do with half from now on."""
+        """After k networks ran out of memory: drop all loops and allow half as many networks from now on."""
         self._loops.clear()
         torch.cuda.empty_cache()
         self._memory = max(1, k // 2) * self.bytes_for(job)
-        log.warning("the GPU's memory does not hold %d %s networks: going on with %d", k, job.phase, max(1, k // 2))
+        log.warning("the GPU's memory cannot hold %d %s networks: continuing with %d", k, job.phase, max(1, k // 2))
 
     def _make_room(self, n_bytes: int) -> None:
-        """Let go of the loops used longest ago until a new one of this size is within the memory allowed."""
+        """Drop the least recently used loops until a new one of this size fits into the allowed memory."""
         held = sum(loop.n_bytes for loop in self._loops.values())
         while self._loops and (held + n_bytes > self._memory or len(self._loops) >= _LOOPS_KEPT):
             held -= self._loops.popitem(last=False)[1].n_bytes
 
 
 def equal_share(n: int, at_most: int) -> int:
-    """How many of n networks to train at a time: in a few more goes than needed where all of them are then of one size.
+    """Size of the groups in which to train n networks: equal-sized groups, even if that takes a few more of them.
 
-    One loop serves them all then; loops of two sizes often do not fit into the memory together, and making one anew
-    takes seconds.
+    Equal groups share one loop. Loops of two sizes often do not fit into memory together, and making a loop again takes
+    seconds.
     """
-    goes = -(-n // at_most)
-    sizes = [n // g for g in range(goes, goes + goes // 2 + 1) if n % g == 0]
-    return sizes[0] if sizes else -(-n // goes)
+    n_groups = -(-n // at_most)
+    sizes = [n // g for g in range(n_groups, n_groups + n_groups // 2 + 1) if n % g == 0]
+    return sizes[0] if sizes else -(-n // n_groups)
 
 
 def _load_cuda_loop() -> ModuleType | None:
-    """The fast loop's module, where Triton is there to compile it."""
+    """Import the module of the CUDA loop; None, with a warning, if Triton is not installed."""
     try:
         return import_module("purereplay.nets.loops.cuda.loop")
     except ImportError as error:
-        log.warning("Triton is not there, the plain loop runs: %s", error)
+        log.warning("Triton is not installed, using the plain loop: %s", error)
         return None

@@ -1,4 +1,4 @@
-"""A trained network at work: features of a buffer, and the classifier that a learner hands out."""
+"""Inference with a trained network: features of images, and the classifier that a learner returns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from purereplay.data.batch import check_images
 from purereplay.nets.networks import Network, State, network_input
 
-_AT_ONCE = 2048  # images in one forward pass
+_AT_ONCE = 2048  # images per forward pass
 
 
 @torch.no_grad()
 def embed(network: Network, state: State, images: Tensor, *, penultimate: bool = False) -> Tensor:
     """Images uint8 (n, C, H, W) -> projections (n, n_outputs), or penultimate features (n, n_features).
 
-    Feature vectors, float32 (n, D, 1, 1), are images of one pixel.
+    Feature vectors, float32 (n, D, 1, 1), are treated as images of one pixel.
     """
     one = {name: t.unsqueeze(0) for name, t in state.items()}
     device = next(iter(state.values())).device
@@ -42,6 +42,7 @@ class Classifier:
         return embed(self.network, self.state, images)
 
     def probabilities(self, images: Tensor) -> Tensor:
+        """Images uint8 (n, C, H, W) -> class probabilities (n, n_classes)."""
         return self.logits(images).softmax(-1)
 
     def predict(self, images: Tensor) -> Tensor:

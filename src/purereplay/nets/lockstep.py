@@ -18,29 +18,30 @@ from purereplay.nets.jobs import Asks, Job, Result, Trained
 
 @dataclass
 class Account:
-    """Where one learner's time goes."""
+    """Time and training steps of one learner."""
 
-    seconds: dict[str, float] = field(default_factory=dict)  # by phase; "other" is what is not training
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase; "other": everything but training
     steps: dict[str, int] = field(default_factory=dict)  # training steps by phase
 
     def book(self, phase: str, seconds: float, steps: int = 0) -> None:
+        """Add time and steps to a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         if steps:
             self.steps[phase] = self.steps.get(phase, 0) + steps
 
 
 def drive(work: Asks[Result], engine: Engine, account: Account | None = None) -> Result:
-    """Run one learner's work to its end, training what it asks for on the way."""
+    """Run the work of one learner to its end and train the jobs that it requests."""
     [result] = drive_together([work], engine, [account or Account()])
     return result
 
 
 def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Account]) -> list[Result]:
-    """Run many learners' works to their ends, training side by side what has one shape.
+    """Run the work of many learners to their ends and train jobs of one shape side by side.
 
-    The shortest request goes first, and everybody who asks for jobs of the same group joins it. So runs wait for each
-    other at their longest jobs, which then find the most company, whatever differs between the runs before that.
-    A learner that fails does not stop the others; when they are done, its error is raised.
+    The shortest request is trained first, together with all requests for jobs of the same group. So runs wait for each
+    other at their longest jobs, which then form the largest groups. A learner that fails does not stop the others; its
+    error is raised when they have finished.
     """
     results: dict[int, Result] = {}
     failures: dict[int, UserError] = {}
@@ -79,7 +80,7 @@ def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Acc
                 advance(i, answer, jobs)
     except Exception as error:
         stop = error if isinstance(error, Interrupted) else Interrupted("Another run failed.")
-        for i, work in enumerate(works):  # each may put its state in safety
+        for i, work in enumerate(works):  # each may save its state
             if i not in results and i not in failures:
                 with suppress(Exception):
                     work.throw(stop)

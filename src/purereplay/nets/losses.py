@@ -1,4 +1,4 @@
-"""The losses of K networks at once: NT-Xent (paper, equation 1) and cross-entropy."""
+"""Losses of K networks: NT-Xent (paper, equation 1) and cross-entropy."""
 
 from typing import Any
 
@@ -6,20 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MIN_TEMPERATURE = 0.0125  # float32 holds exp(1 / temperature) down to there
+MIN_TEMPERATURE = 0.0125  # below, exp(1 / temperature) overflows float32
 
 
 def nt_xent(projections: Tensor, temperature: float) -> Tensor:
     """Loss per network (K,) of projections (K, 2B, d); rows i and i + B are the two views of one image.
 
-    The mean over the views, as in the released code; the paper writes the sum, which Adam does not tell apart.
+    The mean over the views, as in the released code. The paper writes the sum, which gives the same steps of Adam.
     """
     loss: Tensor = _NTXent.apply(projections, temperature)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _NTXent(torch.autograd.Function):
-    """With its gradient written out: one product and two passes over the similarities instead of a dozen."""
+    """NT-Xent with an explicit gradient: one product and two passes over the similarities instead of a dozen."""
 
     @staticmethod
     def forward(ctx: Any, projections: Tensor, temperature: float) -> Tensor:
@@ -27,7 +27,7 @@ class _NTXent(torch.autograd.Function):
         length = projections.norm(dim=-1, keepdim=True).clamp_(min=1e-12)
         z = projections / length
         similarity = torch.baddbmm(z.new_empty(1, 1, 1), z, z.transpose(1, 2), beta=0, alpha=1 / temperature)
-        positive = similarity.diagonal(n // 2, 1, 2).mean(1)  # of view i and view i + B; the others mirror them
+        positive = similarity.diagonal(n // 2, 1, 2).mean(1)  # of view i and view i + B; symmetric
         powers = similarity.exp_()  # at most exp(1 / temperature)
         powers.diagonal(dim1=1, dim2=2).zero_()
         sums = powers.sum(2)
@@ -41,7 +41,7 @@ class _NTXent(torch.autograd.Function):
         n, share = z.shape[1], sums.reciprocal()
         weights = (share[:, :, None] + share[:, None, :]).mul_(ctx.powers)  # p_ij + p_ji
         d = torch.baddbmm(z.roll(n // 2, 1), weights, z, beta=-2)
-        d.sub_(z * (z * d).sum(-1, keepdim=True))  # back through the scaling to length 1
+        d.sub_(z * (z * d).sum(-1, keepdim=True))  # gradient of the normalisation to length 1
         return d.mul_((gradient / (n * ctx.temperature))[:, None, None] / length), None
 
 

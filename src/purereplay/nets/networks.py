@@ -1,8 +1,8 @@
-"""Networks as pure functions of (state, images): what both the expert and the base are made of (paper, section 5.1).
+"""Networks as pure functions of (state, images): the expert, the base and the classifier (paper, section 5.1).
 
-A state is a dict of named tensors. One network's tensors have their usual shapes; for K networks side by side every
-tensor has a leading axis K and `outputs` takes images (K, B, channels, height, width). So stacking, splitting, copying
-and saving networks are operations on tensors, and K multilayer perceptrons are one batched matrix product.
+A state is a dict of named tensors. One network's tensors have their usual shapes. For K networks side by side every
+tensor has a leading axis K, and `outputs` takes images (K, B, channels, height, width). So networks are stacked, split,
+copied and saved by tensor operations, and K multilayer perceptrons are one batched matrix product.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAD = "head."
 
 
 class Backbone(Protocol):
-    """From images to features; frozen and hashable, so that it can name the shape of a job."""
+    """Maps images to features; frozen and hashable, so that it can be part of a job's shape."""
 
     @property
     def n_features(self) -> int: ...
@@ -33,14 +33,14 @@ class Backbone(Protocol):
 
 
 def linear_init(state: State, name: str, n_in: int, n_out: int, generator: torch.Generator) -> None:
-    """PyTorch's default initialisation of a linear layer; the weight is stored (in, out)."""
+    """Initialise a linear layer as PyTorch does by default; the weight is stored as (in, out)."""
     bound = 1 / math.sqrt(n_in)
     state[f"{name}.weight"] = torch.empty(n_in, n_out).uniform_(-bound, bound, generator=generator)
     state[f"{name}.bias"] = torch.empty(n_out).uniform_(-bound, bound, generator=generator)
 
 
 def linear(state: State, name: str, x: Tensor) -> Tensor:
-    """(K, B, in) -> (K, B, out), each network with its own weights."""
+    """Linear layer of K networks, (K, B, in) -> (K, B, out)."""
     return torch.baddbmm(state[f"{name}.bias"][:, None], x, state[f"{name}.weight"])
 
 
@@ -73,7 +73,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Head:
-    """What sits on the features: linear, or linear-ReLU-linear with a hidden layer as wide as the features."""
+    """Layers above the features: linear, or linear-ReLU-linear with a hidden layer as wide as the features."""
 
     n_outputs: int
     hidden: bool = False
@@ -93,27 +93,29 @@ class Head:
 
 @dataclass(frozen=True)
 class Network:
-    """A backbone and a head: the expert and the base with a projection head, the classifier with a linear one."""
+    """A backbone and a head. Expert and base have a projection head, the classifier has a linear head."""
 
     backbone: Backbone
     head: Head
-    mean: tuple[float, ...] | None = None  # per channel, of images in [0, 1]; None: fed as they are
+    mean: tuple[float, ...] | None = None  # per channel, of images in [0, 1]; None: not normalised
     std: tuple[float, ...] | None = None
 
     def init(self, seed: int) -> State:
-        """Fresh weights for one network, on the CPU, the same for the same seed on every device."""
+        """Initial weights of one network, on the CPU: the same for every device."""
         generator = torch.Generator().manual_seed(seed)
         backbone = prefixed(BACKBONE, self.backbone.init(generator))
         return backbone | prefixed(HEAD, self.head.init(self.backbone.n_features, generator))
 
     def fresh(self, seed: int, device: torch.device) -> State:
-        """`init`, moved to a device."""
+        """Initial weights of one network on a device."""
         return {name: t.to(device) for name, t in self.init(seed).items()}
 
     def features(self, state: State, images: Tensor, *, training: bool = False) -> Tensor:
         """Images float in [0, 1] (K, B, C, H, W) -> penultimate features (K, B, n_features)."""
         if self.mean is not None and self.std is not None:
-            channels = zip(images.unbind(2), self.mean, self.std, strict=True)  # no tensor made here: graph capture
+            channels = zip(
+                images.unbind(2), self.mean, self.std, strict=True
+            )  # no tensor is created here: the step may be captured
             images = torch.stack([(x - mean) / std for x, mean, std in channels], dim=2)
         return self.backbone.features(part(state, BACKBONE), images, training=training)
 
@@ -122,7 +124,7 @@ class Network:
         return self.head.outputs(part(state, HEAD), self.features(state, images, training=training))
 
     def with_head(self, head: Head, state: State, seed: int) -> tuple[Network, State]:
-        """The same backbone, weights copied, under a fresh head (Algorithm 2: the inference network)."""
+        """Return the same backbone with copied weights and a newly initialised head (Algorithm 2)."""
         network = replace(self, head=head)
         copied = {name: t.clone() for name, t in state.items() if name.startswith(BACKBONE)}
         device = next(iter(state.values())).device
@@ -130,35 +132,36 @@ class Network:
         return network, copied | fresh
 
     def activation_floats(self) -> int:
-        """About how many numbers one image's forward pass keeps for the backward pass."""
+        """Approximate count of floats that the forward pass of one image keeps for the backward pass."""
         width = self.backbone.n_features
         return self.backbone.activation_floats() + 2 * width * self.head.hidden + 2 * self.head.n_outputs
 
 
 def network_input(images: Tensor) -> Tensor:
-    """What a network is fed: uint8 images as floats in [0, 1], feature vectors as they are."""
+    """Convert uint8 images to floats in [0, 1]; feature vectors are returned unchanged."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def prefixed(prefix: str, state: State) -> State:
+    """Add a prefix to all names."""
     return {prefix + name: t for name, t in state.items()}
 
 
 def part(state: State, prefix: str) -> State:
-    """The tensors under a prefix, by their names without it."""
+    """Select the tensors whose names have a prefix, and remove it."""
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
 def is_trained(name: str) -> bool:
-    """Whether the tensor of this name is a parameter; the others are batch-norm statistics."""
+    """Whether the tensor of this name is a parameter, not a batch-norm statistic."""
     return not name.endswith(("running_mean", "running_var"))
 
 
 def stack(states: list[State]) -> State:
-    """K networks' states as one with a leading axis K."""
+    """Stack K states along a leading axis K."""
     return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 def unstack(state: State, k: int) -> State:
-    """The k-th network of a stack, as tensors of its own."""
+    """Copy the k-th network out of a stack."""
     return {name: t[k].clone() for name, t in state.items()}

@@ -1,7 +1,7 @@
 """ResNet-18 (He et al., 2016) as a function of its state; tensor names and initialisation as in torchvision.
 
-The ImageNet stem (7×7 stride 2, max-pool) is what the released code uses on 32×32 images too; the small stem (3×3
-stride 1, no pool) is the usual one for small images. K networks run one after the other here.
+The released code uses the ImageNet stem (7×7 stride 2, max-pool) on 32×32 images too. The small stem (3×3 stride 1, no
+pool) is the usual one for small images. K networks run one after the other here.
 """
 
 import math
@@ -80,7 +80,7 @@ class ResNet18:
         return torch.stack(one)
 
     def _one(self, state: State, x: Tensor, training: bool) -> Tensor:
-        training = training and x.shape[0] > 1  # one image has no statistics of its own
+        training = training and x.shape[0] > 1  # batch statistics need more than one image
 
         def norm(name: str, x: Tensor) -> Tensor:
             mean, variance = state[f"{name}.running_mean"], state[f"{name}.running_var"]

@@ -1,8 +1,8 @@
-"""What a supervised step looks like from inside, how a technique may change its loss and a choice its samples.
+"""Interfaces by which a learner changes a supervised step: a technique its loss, a choice its samples.
 
-A technique against wrong labels (`learners/robust/`) or against forgetting (`learners/baselines/ewc.py`) is part of a
-job's recipe. It sees a `Step` of K networks side by side and answers with their losses, by tensor operations alone. So
-does a choice (`learners/baselines/mir.py`), which answers with samples.
+Both are part of a job's recipe and see a `Step` of K networks side by side. A technique against wrong labels
+(`learners/robust/`) or against forgetting (`learners/baselines/ewc.py`) returns their losses. A choice
+(`learners/baselines/mir.py`) returns samples. They use tensor operations only, so that a step can be captured.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class Step(NamedTuple):
     state: State  # (K, ...) each
     images: Tensor  # float in [0, 1], (K, B, C, H, W)
     labels: Tensor  # int64 (K, B)
-    rows: Tensor  # int64 (K, B): of the job's images
-    keys: Tensor  # int64 (K,): of the draws
-    number: Tensor  # int64 (K,): how many steps each network has behind it
-    epoch: Tensor  # float32 (K,): how many epochs
-    active: Tensor  # bool (K,): who takes this step; the others are done, and nothing of theirs may change
-    extra: State  # (K, ...) each: what the job brought for the technique
+    rows: Tensor  # int64 (K, B): rows of the job's images
+    keys: Tensor  # int64 (K,): keys of the draws
+    number: Tensor  # int64 (K,): steps that each network has taken before
+    epoch: Tensor  # float32 (K,): epochs that each network has trained before
+    active: Tensor  # bool (K,): networks that take this step; the others are finished and must not change
+    extra: State  # (K, ...) each: the job's tensors for the technique
 
 
 class Technique:
-    """A way to learn; subclasses are frozen dataclasses, so that one can be part of a job's shape."""
+    """Replacement of cross-entropy; subclasses are frozen dataclasses, so that they can be part of a job's shape."""
 
-    learned: ClassVar[tuple[str, ...]] = ()  # names in `extra` that get gradients, and are handed back
-    recorded: ClassVar[tuple[str, ...]] = ()  # names in `extra` that `loss` writes into, handed back as well
+    learned: ClassVar[tuple[str, ...]] = ()  # names in `extra` that are trained and returned
+    recorded: ClassVar[tuple[str, ...]] = ()  # names in `extra` that `loss` writes to; also returned
 
     def prepare(self, network: Network) -> Network:
-        """The network to train in the place of this one."""
+        """Return the network to train instead of this one."""
         return network
 
     def per_sample(self, labels: Tensor, n_classes: int) -> State:
-        """What is kept for each sample, as it begins: tensors (n, ...) for given labels int64 (n,)."""
+        """Initial values of the tensors kept per sample, (n, ...), for given labels int64 (n,)."""
         return {}
 
     def loss(self, step: Step) -> Tensor:
@@ -50,25 +50,25 @@ class Technique:
         raise NotImplementedError
 
     def update(self, step: Step, name: str, value: Tensor, gradient: Tensor) -> None:
-        """One step for a learned extra, in place."""
+        """Update a learned extra in place."""
         raise NotImplementedError
 
 
 class Choice:
-    """Which of the listed samples a step takes; subclasses are frozen dataclasses, likewise."""
+    """Selection among the listed samples of a step; subclasses are frozen dataclasses."""
 
     def choose(self, view: Callable[[Tensor], Step], index: Tensor, lr: Tensor) -> Tensor:
-        """Rows that a step lists (K, n) -> rows that it takes (K, m); `view` makes a step on rows, `lr` is (K,)."""
+        """Listed rows (K, n) -> rows to train on (K, m); `view` makes a step on given rows, `lr` is (K,)."""
         raise NotImplementedError
 
 
 def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every sample, (K, B), of logits (K, B, classes) and labels (K, B)."""
+    """Cross-entropy per sample (K, B) of logits (K, B, classes) and labels (K, B)."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
 
 
 def plain_loss(step: Step, mix: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Mean cross-entropy; `mix` are CutMix's other labels (K, B) and the share (K, 1) of the own ones."""
+    """Mean cross-entropy (K,); `mix` holds CutMix's second labels (K, B) and the weight (K, 1) of the first ones."""
     logits = step.network.outputs(step.state, step.images, training=True)
     losses = sample_losses(logits, step.labels)
     if mix is not None:

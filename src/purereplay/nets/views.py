@@ -1,11 +1,11 @@
-"""Random views of whole batches: resized crop, horizontal flip, colour jitter, each image with its own draw.
+"""Random views of whole batches: resized crop, horizontal flip, colour jitter, with one draw per image.
 
-Feature vectors have views of their own: some features are left out, and noise is added to the others.
+Views of feature vectors drop some features and add noise to the others.
 
-A pure function of (images, uniform numbers). Cropping and resizing is bilinear and separable: a view is
-R_y · image · R_xᵀ with two small interpolation matrices per view, so that a batch is two batched matrix products.
-Departures from torchvision and kornia: boxes are continuous instead of whole pixels, and the jitter's four steps
-come in a fixed order (brightness, contrast, saturation, hue).
+A view is a pure function of the image and uniform numbers. Cropping and resizing is bilinear and separable: a view is
+R_y · image · R_xᵀ with two small interpolation matrices, so a batch takes two batched matrix products. Departures from
+torchvision and kornia: boxes are continuous instead of whole pixels, and the four steps of the jitter have a fixed
+order (brightness, contrast, saturation, hue).
 """
 
 import math
@@ -15,38 +15,41 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-TRIES = 3  # draws of a box that must fit; each fits with probability 0.86, the last is cut to size (0.3 % of views)
+TRIES = 3  # draws of a box until one fits: each fits with probability 0.86, else the last is clipped (0.3 % of views)
 CROP_NUMBERS = 2 * TRIES + 3  # area and ratio per try, position x and y, flip
-_JITTER_NUMBERS = 5  # brightness, contrast, saturation, hue, whether at all
+_JITTER_NUMBERS = 5  # brightness, contrast, saturation, hue, whether to jitter
 
 
 @dataclass(frozen=True)
 class Views:
-    """What a view may change; the defaults are the released code's."""
+    """Random changes of an image; the defaults are those of the released code."""
 
     area: tuple[float, float] = (0.08, 1.0)  # share of the image that the crop keeps
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width : height of the crop, log-uniform
     flip: float = 0.5  # probability of a horizontal flip
-    jitter: tuple[float, float, float, float] | None = None  # brightness, contrast, saturation, hue; None: grey images
+    jitter: tuple[float, float, float, float] | None = (
+        None  # brightness, contrast, saturation, hue; None: no jitter (grey images)
+    )
     jitter_probability: float = 0.5
-    jitter_kind: Literal["factors", "additive"] = "factors"  # additive: the old kornia's that the released code pins
+    jitter_kind: Literal["factors", "additive"] = "factors"  # additive: as in the kornia version of the released code
 
     @property
     def n_numbers(self) -> int:
-        """Uniform numbers that one view takes."""
+        """Uniform numbers per view."""
         return CROP_NUMBERS + (_JITTER_NUMBERS if self.jitter else 0)
 
 
 @dataclass(frozen=True)
 class FeatureViews:
-    """What a view of a standardised feature vector may change; a vector is an image of one pixel."""
+    """Random changes of a standardised feature vector, which is stored as an image of one pixel."""
 
     n_features: int
     dropout: float = 0.2  # probability that a feature is replaced by its mean, which is 0
-    noise: float = 0.3  # standard deviation of what is added to the others
+    noise: float = 0.3  # standard deviation of the noise added to the others
 
     @property
     def n_numbers(self) -> int:
+        """Uniform numbers per view."""
         return 2 * self.n_features
 
 
@@ -67,27 +70,29 @@ def make_views(images: Tensor, numbers: Tensor, views: Views | FeatureViews) -> 
 
 
 def _feature_views(vectors: Tensor, numbers: Tensor, views: FeatureViews) -> Tensor:
-    """Vectors (n, D, 1, 1) and uniforms (n, 2 D) -> a view of each."""
+    """Vectors (n, D, 1, 1) and uniforms (n, 2 D) -> one view of each, (n, D, 1, 1)."""
     drop, u = numbers.view(-1, 2, *vectors.shape[1:]).unbind(1)
-    # the normal distribution's quantile; half of a uniform number's least step keeps it finite at 0
+    # quantile of the normal distribution; half of the uniforms' resolution keeps it finite at 0
     normal = math.sqrt(2) * torch.erfinv(2 * u - (1 - 2.0**-24))
     return (vectors + views.noise * normal).masked_fill(drop < views.dropout, 0.0)
 
 
 def boxes(numbers: Tensor, views: Views) -> Tensor:
-    """Uniforms (..., n_numbers) -> (..., 4): where each view begins and how far it goes, in x and in y, as shares."""
+    """Uniforms (..., n_numbers) -> (..., 4): start and extent in x, start and extent in y, as shares of the image."""
     u = numbers.movedim(-1, 0)
     w, h = draw_boxes(u[: 2 * TRIES], views)
     left, top = u[2 * TRIES] * (1 - w), u[2 * TRIES + 1] * (1 - h)
     flipped = u[2 * TRIES + 2] < views.flip
-    # a flipped view walks the box from right to left
+    # a flipped view reads its box from right to left
     return torch.stack([torch.where(flipped, left + w, left), torch.where(flipped, -w, w), top, h], dim=-1)
 
 
 def colours(numbers: Tensor, strengths: tuple[float, float, float, float], probability: float) -> Tensor:
-    """Uniforms (..., n_numbers) -> (..., 5): three factors, the turn of the hue, and 1 where the jitter applies."""
+    """Uniforms (..., n_numbers) -> (..., 5): three factors, the rotation of the hue, and 1 if the jitter applies."""
     u = numbers[..., CROP_NUMBERS:]
-    strength = torch.stack([torch.full_like(u[..., 0], s) for s in strengths], dim=-1)  # no copy from the host
+    strength = torch.stack(
+        [torch.full_like(u[..., 0], s) for s in strengths], dim=-1
+    )  # no copy from the host: graph capture
     around_zero = strength * (2 * u[..., :4] - 1)
     factors, turn = 1 + around_zero[..., :3], around_zero[..., 3:]
     return torch.cat([factors, turn, (u[..., 4:] < probability).to(u.dtype)], dim=-1)
@@ -118,7 +123,7 @@ def _interpolation(start: Tensor, extent: Tensor, size: int) -> Tensor:
 def colour_jitter(
     x: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor, turn: Tensor, kind: str
 ) -> Tensor:
-    """Jitter RGB images (n, 3, H, W) by factors (n, 1, 1, 1) around 1 and a turn of the hue (share of the circle)."""
+    """Jitter RGB images (n, 3, H, W) by factors (n, 1, 1, 1) around 1 and a hue rotation (share of the circle)."""
     if kind == "additive":
         x = (x + brightness - 1).clamp(0, 1)
         x = (x * contrast).clamp(0, 1)
@@ -134,7 +139,7 @@ def _grey(x: Tensor) -> Tensor:
 
 
 def _turn_hue(x: Tensor, turn: Tensor, saturation: Tensor | None = None) -> Tensor:
-    """Turn the hue in HSV; with `saturation`, multiply HSV's saturation as well (at most to full)."""
+    """Rotate the hue in HSV; with `saturation`, also multiply HSV's saturation (at most to 1)."""
     r, g, b = x[:, :1], x[:, 1:2], x[:, 2:]
     value = x.amax(1, keepdim=True)
     chroma = value - x.amin(1, keepdim=True)

@@ -140,14 +140,14 @@ def test_what_cannot_be_compiled_runs_as_it_is(caplog):
 
 @pytest.mark.parametrize("k", [2, 5, 8])
 def test_threads_share_any_number_of_networks(k, threads, monkeypatch):
-    monkeypatch.setattr(cpu_mlp, "_STEPS_A_TURN", 2)
+    monkeypatch.setattr(cpu_mlp, "_STEPS_PER_TURN", 2)
     jobs = make_jobs(k)
     threads(1)
     alone = [train(CpuMlpLoop([job]), [job])[0] for job in jobs]
     threads(2)
     loop = CpuMlpLoop(jobs)
     first = train(loop, jobs)
-    assert len(loop.places) == 2
+    assert len(loop.workspaces) == 2
     same_bits(first, alone)
     for _ in range(3):
         same_bits(train(CpuMlpLoop(jobs), jobs), first)
@@ -159,13 +159,13 @@ def test_few_networks_on_many_threads_have_several_each(threads):
     threads(4)
     seen = []
 
-    class Seen(cpu_mlp._Turns):
-        def work(self, places):
-            super().work(places)
+    class Seen(cpu_mlp._WorkQueue):
+        def work(self, workspace):
+            super().work(workspace)
             seen.append(torch.get_num_threads())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_mlp, "_Turns", Seen)
+        patch.setattr(cpu_mlp, "_WorkQueue", Seen)
         jobs = make_jobs(2)
         train(CpuMlpLoop(jobs), jobs)
     assert set(seen) == {2} and torch.get_num_threads() == 4
@@ -216,17 +216,17 @@ def test_what_fails_in_a_thread_surfaces(which, error, threads, monkeypatch):
     loop.load(jobs)
     loop.advance(1)
 
-    taken, turn = [0, 0], loop._turn
+    taken, turn = [0, 0], loop._run_steps
 
-    def fail(places, k, first, n_steps):
+    def fail(workspace, k, first, n_steps):
         if k == which:
             raise error("here")
         time.sleep(0.01)
-        turn(places, k, first, n_steps)
+        turn(workspace, k, first, n_steps)
         taken[k] += n_steps
 
-    monkeypatch.setattr(loop, "_turn", fail)
-    monkeypatch.setattr(cpu_mlp, "_STEPS_A_TURN", 1)
+    monkeypatch.setattr(loop, "_run_steps", fail)
+    monkeypatch.setattr(cpu_mlp, "_STEPS_PER_TURN", 1)
     with pytest.raises(error):
         loop.advance(31)
     assert threading.active_count() == 1 and torch.get_num_threads() == 2

@@ -153,7 +153,7 @@ def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
         tiles = pick(kind, *shape)
         return replace(tiles, swap=not tiles.swap)
 
-    monkeypatch.setattr(shapes, "PLACES_UP_TO", 1)
+    monkeypatch.setattr(shapes, "POSITIONWISE_UP_TO", 1)
     monkeypatch.setattr(shapes, "pick_tiles", pick_other)
     check_steps(ResNet18(size=8, width=4), 1, 6, 1)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.nets.draws import RandomStream, own_uniforms
+from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.networks import State, is_trained, network_input
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, Technique, plain_loss, sample_losses
@@ -52,7 +52,7 @@ class LearningToReweight(Technique):
         """The same step on clean samples; batch norm's statistics are not touched."""
         images, labels = step.extra["clean_images"], step.extra["clean_labels"]
         n = min(self.batch_size, labels.shape[1])
-        chosen = (own_uniforms(step.keys, step.number, n, stream=RandomStream.CLEAN) * labels.shape[1]).long()
+        chosen = (uniforms_per_key(step.keys, step.number, n, stream=RandomStream.CLEAN) * labels.shape[1]).long()
         state = {name: t if is_trained(name) else t.clone() for name, t in step.state.items()}
         return step._replace(
             state=state, images=network_input(rows(images, chosen)), labels=rows(labels, chosen), rows=chosen

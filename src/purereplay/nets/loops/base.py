@@ -1,4 +1,4 @@
-"""What the training loops share: their protocol, their memory, and the capture of a step as a CUDA graph."""
+"""Parts shared by the training loops: their protocol, their memory, and the capture of a step as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from purereplay.nets.jobs import ContrastiveJob, DrawnJob, Job, ListedJob, Train
 
 log = logging.getLogger(__name__)
 
-_DRAWN_AT_ONCE = 32  # steps whose random numbers are drawn in one go
-_DRAWN_BYTES = 2**27  # and at most this much memory for them
+_DRAWN_AT_ONCE = 32  # steps whose random numbers are drawn at once
+_DRAWN_BYTES = 2**27  # memory limit of these numbers
 
 
 AnyJob = TypeVar("AnyJob", bound=Job, contravariant=True)
 
 
 class Loop(Protocol[AnyJob]):
-    """K networks of one shape with everything that their step reads and writes, in place."""
+    """K networks of one shape, with all buffers of their training step."""
 
     n_bytes: int
 
     def load(self, jobs: Sequence[AnyJob]) -> None:
-        """Put the jobs' networks, moments, images and keys in the places that the step uses."""
+        """Copy the networks, moments, images and keys of jobs into the buffers of the step."""
 
     def advance(self, at_most: int) -> int:
-        """Take some steps; returns how many."""
+        """Take at least one and at most `at_most` steps; returns their number."""
 
     def answers(self, began: float) -> list[Trained]:
-        """Every job's network, moments and last loss, and its share of the time since then."""
+        """Network, moments and last loss of every job, and its share of the time since `began`."""
 
 
 def joined_pool(jobs: Sequence[Job], device: torch.device) -> Tensor:
-    """The jobs' images, D and then P, (K, n + m, C, H, W), of the jobs' own dtype."""
+    """Images of the jobs, first D and then P, (K, n + m, C, H, W), in their own dtype."""
     return torch.stack([job.pool() for job in jobs]).to(device)
 
 
 def network_bytes(job: Job) -> int:
-    """About how much memory one network of this job takes: weights, gradients, moments, images and activations."""
+    """Approximate memory of one network of this job: weights, gradients, moments, images and activations."""
     weights = sum(t.numel() for t in job.state.values())
     image = job.images[0].numel()
     pool = (job.images.shape[0] + job.n_replay) * image
@@ -57,7 +57,7 @@ def network_bytes(job: Job) -> int:
 
 
 def drawn_at_once(job: DrawnJob, k: int) -> int:
-    """How many steps' draws a loop of k such jobs keeps."""
+    """Number of steps whose draws a loop of k such jobs holds."""
     numbers = 2 * job.recipe.batch_size
     if isinstance(job, ContrastiveJob):
         numbers = 2 * (job.recipe.batch_size + job.recipe.replay_size) * job.recipe.views.n_numbers
@@ -66,7 +66,7 @@ def drawn_at_once(job: DrawnJob, k: int) -> int:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Whether products of float32 numbers on CUDA may round them to TF32, for what is called or captured within."""
+    """Allow or forbid TF32 in float32 products on CUDA, for calls and captures within the context."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = allowed
@@ -79,9 +79,9 @@ def tf32(allowed: bool) -> Iterator[None]:
 def capture(
     step: Callable[[], None], device: torch.device, *, before: Callable[[], object]
 ) -> torch.cuda.CUDAGraph | None:
-    """The step as a CUDA graph; None, with a warning, where it cannot be captured.
+    """Capture the step as a CUDA graph; returns None, with a warning, if that fails.
 
-    It runs a few times to warm up, `before` being called each time.
+    The step first runs three times to warm up. `before` is called before each run.
     """
     try:
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -99,5 +99,5 @@ def capture(
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        log.warning("the training step could not be captured as a CUDA graph, the plain loop runs: %s", error)
+        log.warning("the training step could not be captured as a CUDA graph, running it step by step: %s", error)
         return None

@@ -1,7 +1,7 @@
-"""The training loop of perceptrons on the CPU: threads that take the networks in turns, a few steps of one at a time.
+"""The training loop of MLPs on the CPU: threads take networks from a queue and train each for a few steps.
 
-The steps are those of `perceptron_step`. The answers are those of the plain loop (`loops`) up to rounding, and the
-same bits each time on the same number of threads: which thread takes a network, and when, changes nothing in it.
+The steps are those of `cpu_mlp_step`. Results equal those of the plain loop up to rounding. They are the same bits in
+every run on the same number of threads: they do not depend on which thread trains a network, or when.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from torch import Tensor
 from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Job
 from purereplay.nets.loops.cpu_mlp_step import (
     Crops,
-    Places,
     Weights,
+    Workspace,
     compiled,
     cropped_steps,
     last_loss,
-    make_places,
+    make_workspace,
     step,
 )
 from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network, State
 from purereplay.nets.views import Views, boxes, make_views
 
-_SECONDS_AT_ONCE = 0.5  # of steps between two looks at the clock, where threads wait for each other
-_STEPS_A_TURN = 10  # of a network, whose weights stay near its core meanwhile, before its thread looks for the next
+_SECONDS_AT_ONCE = 0.5  # of training between two points at which the threads wait for each other
+_STEPS_PER_TURN = 10  # steps before a thread takes the next network; the weights stay in its core's cache meanwhile
 
 
 def can_train(job: Job) -> TypeGuard[ContrastiveJob]:
-    """Whether this loop is for such a job."""
+    """Whether this loop can train the job."""
     return isinstance(job.network.backbone, MLP) and isinstance(job, ContrastiveJob)
 
 
 class CpuMlpLoop(PlainLoop):
-    """See `Loop`: the plain loop with another step. No thread outlives a call."""
+    """The plain loop with another step; threads end with each call. See `base.Loop`."""
 
     recipe: Contrastive
 
@@ -52,10 +52,10 @@ class CpuMlpLoop(PlainLoop):
         self.networks = [self._weights(own, k) for k in range(len(jobs))]
         n_views = 2 * self.drawn[1].shape[-1]
         layers = [(weight.shape[1], weight.shape[2]) for weight, _ in own]
-        self.make_places = partial(make_places, n_views, self.pool.shape[2:], layers)
-        self.places: list[Places] = []  # one for each thread
-        self.before = 0  # of Adam's steps, when the job began
-        self.step_seconds = 0.1  # what a step of all networks took last; at first a guess
+        self.make_workspace = partial(make_workspace, n_views, self.pool.shape[2:], layers)
+        self.workspaces: list[Workspace] = []  # one per thread
+        self.before = 0  # Adam's step count at the start of the job
+        self.step_seconds = 0.1  # duration of the last step of all networks; initially a guess
         self.steps, self.step = compiled(cropped_steps), compiled(step)
 
     def _weights(self, own: list[list[Tensor]], k: int) -> Weights:
@@ -79,23 +79,23 @@ class CpuMlpLoop(PlainLoop):
         n_steps = max(1, min(at_most, self.n_drawn - at, int(_SECONDS_AT_ONCE / self.step_seconds)))
         n_threads, n_networks = torch.get_num_threads(), len(self.networks)
         n_workers = min(n_threads, n_networks)
-        self.places += [self.make_places() for _ in range(n_workers - len(self.places))]
-        turns = _Turns(self._turn, n_networks, n_steps, n_threads // n_workers)
-        helpers = [threading.Thread(target=turns.work, args=[p], daemon=True) for p in self.places[1:n_workers]]
+        self.workspaces += [self.make_workspace() for _ in range(n_workers - len(self.workspaces))]
+        queue = _WorkQueue(self._run_steps, n_networks, n_steps, n_threads // n_workers)
+        threads = [threading.Thread(target=queue.work, args=[p], daemon=True) for p in self.workspaces[1:n_workers]]
         try:
-            for helper in helpers:
-                helper.start()
-            turns.work(self.places[0])
-            for helper in helpers:
-                helper.join()
+            for thread in threads:
+                thread.start()
+            queue.work(self.workspaces[0])
+            for thread in threads:
+                thread.join()
         finally:
-            turns.stopped = True  # after an interrupt a thread may still be at work
-            torch.set_num_threads(n_threads)  # also what threads that start later go by
-            for helper in helpers:
-                if helper.is_alive():
-                    helper.join()
-        if turns.errors:
-            raise turns.errors[0]
+            queue.stopped = True  # after an interrupt a thread may still be running
+            torch.set_num_threads(n_threads)  # also the default of threads started later
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join()
+        if queue.errors:
+            raise queue.errors[0]
         self.done += n_steps
         for moments in self.optimizer.state.values():
             moments["step"].fill_(self.before + self.done)
@@ -106,8 +106,8 @@ class CpuMlpLoop(PlainLoop):
         super()._draw()
         lrs, rows, numbers = self.drawn
         self.lrs: list[float] = lrs.tolist()
-        self.rows = rows.repeat(1, 1, 2)  # (S, K, n): rows i and i + B are one image
-        self.crops: list[Crops] = []  # of grey images
+        self.rows = rows.repeat(1, 1, 2)  # (S, K, n): rows i and i + B are views of one image
+        self.crops: list[Crops] = []  # for grey images
         views = self.recipe.views
         if self.pool.shape[2] == 1 and isinstance(views, Views) and views.jitter is None:
             box = boxes(numbers, views)[..., None, None]  # (S, K, n, 4, 1, 1)
@@ -118,46 +118,46 @@ class CpuMlpLoop(PlainLoop):
             self.crops = [Crops(*own) for own in zip(*drawn, strict=True)]
 
     @torch.no_grad()
-    def _turn(self, places: Places, k: int, first: int, n_steps: int) -> None:
-        """Steps of network k; `first` counts from where all networks are."""
+    def _run_steps(self, workspace: Workspace, k: int, first: int, n_steps: int) -> None:
+        """Train network k for some steps; `first` is the first one, relative to `self.done`."""
         network, temperature = self.networks[k], self.recipe.temperature
         mean, std = list(self.network.mean or ()), list(self.network.std or ())
-        at = self.done % self.n_drawn + first  # of those drawn
-        count = self.before + self.done + first + 1  # of Adam's
+        at = self.done % self.n_drawn + first  # row of `drawn`
+        count = self.before + self.done + first + 1  # Adam's step count
         if self.crops:
-            self.steps(network, places, self.crops[k], mean, std, self.lrs, temperature, at, count, n_steps)
+            self.steps(network, workspace, self.crops[k], mean, std, self.lrs, temperature, at, count, n_steps)
         else:
             for i in range(n_steps):
-                torch.index_select(network.pool, 0, self.rows[at + i, k], out=places.images)
-                places.views.copy_(make_views(places.images, self.drawn[2][at + i, k], self.recipe.views))
-                self.step(network, places, mean, std, self.lrs[at + i], temperature, count + i)
-        self.loss[k] = last_loss(places)
+                torch.index_select(network.pool, 0, self.rows[at + i, k], out=workspace.images)
+                workspace.views.copy_(make_views(workspace.images, self.drawn[2][at + i, k], self.recipe.views))
+                self.step(network, workspace, mean, std, self.lrs[at + i], temperature, count + i)
+        self.loss[k] = last_loss(workspace)
 
 
-class _Turns:
-    """Networks that wait for their next steps; every thread takes the first, steps it and puts it back."""
+class _WorkQueue:
+    """Queue of networks: each thread takes the first one, trains it for a few steps and puts it back."""
 
     def __init__(
-        self, turn: Callable[[Places, int, int, int], None], n_networks: int, n_steps: int, n_threads: int
+        self, run_steps: Callable[[Workspace, int, int, int], None], n_networks: int, n_steps: int, n_threads: int
     ) -> None:
-        self.turn = turn
+        self.run_steps = run_steps
         self.n_steps = n_steps
-        self.waiting = deque((k, 0) for k in range(n_networks))  # and how many steps are done
+        self.waiting = deque((k, 0) for k in range(n_networks))  # network and number of its finished steps
         self.n_threads = n_threads
         self.errors: list[BaseException] = []
         self.stopped = False
 
-    def work(self, places: Places) -> None:
-        """Take turns until nobody waits; the calling thread's operations run on `n_threads`."""
+    def work(self, workspace: Workspace) -> None:
+        """Process the queue until it is empty; operations of the calling thread run on `n_threads` threads."""
         torch.set_num_threads(self.n_threads)
         try:
             while self.waiting and not self.stopped:
                 try:
                     k, done = self.waiting.popleft()
-                except IndexError:  # another thread was faster
+                except IndexError:  # another thread took the last network
                     return
-                n = min(self.n_steps - done, _STEPS_A_TURN)
-                self.turn(places, k, done, n)
+                n = min(self.n_steps - done, _STEPS_PER_TURN)
+                self.run_steps(workspace, k, done, n)
                 if done + n < self.n_steps:
                     self.waiting.append((k, done + n))
         except BaseException as error:
@@ -166,7 +166,7 @@ class _Turns:
 
 
 def _positions(start: Tensor, extent: Tensor, size: int) -> Tensor:
-    """Where each of `size` pixels of a view lies in the image, (S, K, n, size, 1)."""
+    """Position in the image of each of `size` pixels of a view, (S, K, n, size, 1)."""
     pixel = torch.arange(size, dtype=torch.float32)[:, None]
     return ((start + extent * (pixel + 0.5) / size) * size - 0.5).clamp_(0, size - 1)
 

@@ -1,9 +1,9 @@
-"""A perceptron's contrastive steps written out: views, layers, NT-Xent's gradient, back through the layers, Adam.
+"""Contrastive steps of an MLP without autograd: views, layers, NT-Xent's gradient, backward pass, Adam.
 
-They need neither autograd nor new memory: everything goes into places that are there and stay near the core. The
-functions are in the part of Python that TorchScript compiles, so that many steps are one call without Python's lock
-and other threads take theirs meanwhile. Compiled or not, the answers are the same to the last bit. (TorchScript leaves
-out Adam as useless if its lists are made on the spot: they come from outside.)
+All results are written to a preallocated workspace that stays in the cache. The functions use only what TorchScript
+compiles, so that many steps are one call that releases Python's global lock to other threads. Compiled or not, results
+have the same bits. Adam's lists are arguments: TorchScript would remove the call as dead code if they were made in
+place.
 """
 
 import logging
@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 class Weights(NamedTuple):
-    """One network with its images; of every layer the weight (in, out) and the bias (out,)."""
+    """One network and its images; weight (in, out) and bias (out,) of every layer."""
 
     parameters: list[list[Tensor]]
     means: list[list[Tensor]]  # Adam's moments
@@ -29,24 +29,24 @@ class Weights(NamedTuple):
 
 
 class Crops(NamedTuple):
-    """Of every step the rows of the pool, and where each view's pixels lie in its image."""
+    """Rows of the pool and pixel positions of the views, for every step."""
 
     rows: Tensor  # (S, n), n the number of views
     heights: Tensor  # (S, n, H, 1)
     widths: Tensor  # (S, n, W, 1)
 
 
-class Places(NamedTuple):
-    """What a step of a network writes to, and the next network's step again; gradients (`d_`) share theirs."""
+class Workspace(NamedTuple):
+    """Buffers of one step, reused by every step of a thread; gradients (`d_`) share memory."""
 
     images: Tensor  # (n, C, H, W)
     views: Tensor
     halfway: Tensor  # (n, H, W)
     to_rows: Tensor  # (n, H, H)
     to_columns: Tensor  # (n, W, W)
-    pixels: list[Tensor]  # numbers of the image's rows (H,) and of its columns (W,)
-    one: Tensor  # from which others are subtracted, into a place
-    x: list[Tensor]  # what goes into each layer (n, in), and at last the projections (n, d)
+    pixels: list[Tensor]  # indices of the image's rows (H,) and columns (W,)
+    one: Tensor  # constant 1, for subtractions with an output argument
+    x: list[Tensor]  # input of each layer (n, in), and the projections (n, d)
     d_y: list[Tensor]  # (n, out)
     gradients: list[list[Tensor]]  # of weight and bias
     adam_step: list[Tensor]  # for weight and bias
@@ -59,15 +59,17 @@ class Places(NamedTuple):
     share: Tensor
 
 
-def make_places(n: int, image: Sequence[int], layers: Sequence[tuple[int, int]]) -> Places:
-    """For n views of images (C, H, W) and layers with so many numbers in and out."""
+def make_workspace(n: int, image: Sequence[int], layers: Sequence[tuple[int, int]]) -> Workspace:
+    """Allocate the buffers for n views of images (C, H, W) and layers of sizes (in, out)."""
     channels, height, width = image
     views = torch.empty(n, channels, height, width)
     spare = [torch.empty(n * max(n, *(out for _, out in layers))) for _ in range(2)]
-    unused, d = spare[len(layers) % 2], layers[-1][1]  # while the projections' gradient is in the other
-    projections = torch.empty(max(n * d, *(into * out for into, out in layers)))  # and later a weight's gradient
+    unused, d = spare[len(layers) % 2], layers[-1][1]  # the other one holds the gradient of the projections
+    projections = torch.empty(
+        max(n * d, *(into * out for into, out in layers))
+    )  # later reused for the gradient of a weight
     d_bias = torch.empty(max(out for _, out in layers))
-    return Places(
+    return Workspace(
         images=torch.empty_like(views),
         views=views,
         halfway=torch.empty(n, height, width),
@@ -91,7 +93,7 @@ def make_places(n: int, image: Sequence[int], layers: Sequence[tuple[int, int]])
 
 def cropped_steps(
     network: Weights,
-    places: Places,
+    workspace: Workspace,
     crops: Crops,
     mean: list[float],
     std: list[float],
@@ -101,41 +103,41 @@ def cropped_steps(
     count: int,
     n_steps: int,
 ) -> None:
-    """Steps on crops of grey images: the `first` and the following of those drawn, the `count`-th of Adam's."""
+    """Take steps on crops of grey images: draws from row `first`, Adam's step count from `count`."""
     for i in range(n_steps):
-        _crop(network.pool, crops, places, first + i)
-        step(network, places, mean, std, lrs[first + i], temperature, count + i)
+        _make_crops(network.pool, crops, workspace, first + i)
+        step(network, workspace, mean, std, lrs[first + i], temperature, count + i)
 
 
 def step(
     network: Weights,
-    places: Places,
+    workspace: Workspace,
     mean: list[float],
     std: list[float],
     lr: float,
     temperature: float,
     count: int,
 ) -> None:
-    """One step on the views at hand, the `count`-th of Adam's; their channels are normalised first, if at all."""
+    """Take one step on `workspace.views` with Adam's step count `count`; `mean` and `std` normalise channels."""
     for channel in range(len(mean)):
-        places.views.select(1, channel).sub_(mean[channel]).div_(std[channel])
+        workspace.views.select(1, channel).sub_(mean[channel]).div_(std[channel])
     n_layers = len(network.parameters)
     for i in range(n_layers):
         weight, bias = network.parameters[i]
-        y = places.x[i + 1]
-        torch.mm(places.x[i], weight, out=y)
+        y = workspace.x[i + 1]
+        torch.mm(workspace.x[i], weight, out=y)
         y.add_(bias)
         if i + 1 < n_layers:
             y.relu_()
-    _pull(places, temperature)
-    places.adam_step[0].fill_(count)  # one number for both
+    _nt_xent_gradient(workspace, temperature)
+    workspace.adam_step[0].fill_(count)  # one tensor for both
     for j in range(n_layers):
         i = n_layers - 1 - j
-        x, d_y, gradients = places.x[i], places.d_y[i], places.gradients[i]
+        x, d_y, gradients = workspace.x[i], workspace.d_y[i], workspace.gradients[i]
         torch.mm(x.t(), d_y, out=gradients[0])
         torch.sum(d_y, [0], out=gradients[1])
         if i > 0:
-            d_x = places.d_y[i - 1]
+            d_x = workspace.d_y[i - 1]
             torch.mm(d_y, network.parameters[i][0].t(), out=d_x)
             torch.ops.aten.threshold_backward(d_x, x, 0, grad_input=d_x)
         torch._fused_adam_(
@@ -144,7 +146,7 @@ def step(
             network.means[i],
             network.squares[i],
             [],
-            places.adam_step,
+            workspace.adam_step,
             lr=lr,
             beta1=0.9,
             beta2=0.999,
@@ -155,25 +157,26 @@ def step(
         )
 
 
-def _crop(pool: Tensor, crops: Crops, places: Places, i: int) -> None:
-    """The views of step i; see `views`."""
-    torch.index_select(pool, 0, crops.rows[i], out=places.images)
-    _interpolate(crops.heights[i], places.pixels[0], places.one, places.to_rows)
-    _interpolate(crops.widths[i], places.pixels[1], places.one, places.to_columns)
-    torch.bmm(places.to_rows, places.images.select(1, 0), out=places.halfway)
-    torch.bmm(places.halfway, places.to_columns.transpose(1, 2), out=places.views.select(1, 0))
+def _make_crops(pool: Tensor, crops: Crops, workspace: Workspace, i: int) -> None:
+    """Make the views of step i; see `views`."""
+    torch.index_select(pool, 0, crops.rows[i], out=workspace.images)
+    _interpolate(crops.heights[i], workspace.pixels[0], workspace.one, workspace.to_rows)
+    _interpolate(crops.widths[i], workspace.pixels[1], workspace.one, workspace.to_columns)
+    torch.bmm(workspace.to_rows, workspace.images.select(1, 0), out=workspace.halfway)
+    torch.bmm(workspace.halfway, workspace.to_columns.transpose(1, 2), out=workspace.views.select(1, 0))
 
 
 def _interpolate(position: Tensor, pixel: Tensor, one: Tensor, out: Tensor) -> None:
+    """Bilinear weights: max(0, 1 - |position - pixel|)."""
     torch.sub(position, pixel, out=out)
     torch.sub(one, out.abs_(), out=out)
     out.relu_()
 
 
-def _pull(places: Places, temperature: float) -> None:
-    """The gradient of NT-Xent with respect to the projections; see `losses`."""
-    z, d, length = places.x[-1], places.d_y[-1], places.length
-    powers, weights, sums, share = places.powers, places.weights, places.sums, places.share
+def _nt_xent_gradient(workspace: Workspace, temperature: float) -> None:
+    """Gradient of NT-Xent with respect to the projections; see `losses`."""
+    z, d, length = workspace.x[-1], workspace.d_y[-1], workspace.length
+    powers, weights, sums, share = workspace.powers, workspace.weights, workspace.sums, workspace.share
     n = z.shape[0]
     torch.linalg.vector_norm(z, 2.0, [1], True, out=length)
     length.clamp_(min=1e-12)
@@ -188,27 +191,27 @@ def _pull(places: Places, temperature: float) -> None:
     weights.diagonal(n // 2).sub_(2)
     weights.diagonal(-(n // 2)).sub_(2)
     torch.mm(weights, z, out=d)
-    torch.mul(z, d, out=places.product)
-    torch.sum(places.product, [1], True, out=places.inner)
-    d.addcmul_(z, places.inner, value=-1)
+    torch.mul(z, d, out=workspace.product)
+    torch.sum(workspace.product, [1], True, out=workspace.inner)
+    d.addcmul_(z, workspace.inner, value=-1)
     length.mul_(n * temperature)
     d.div_(length)
 
 
-def last_loss(places: Places) -> Tensor:
-    """The loss of the step that was taken last."""
-    positive = places.powers.diagonal(places.powers.shape[0] // 2)  # of view i and view i + B
-    return places.sums.log().mean() - positive.log().mean()
+def last_loss(workspace: Workspace) -> Tensor:
+    """Loss of the last step."""
+    positive = workspace.powers.diagonal(workspace.powers.shape[0] // 2)  # of view i and view i + B
+    return workspace.sums.log().mean() - positive.log().mean()
 
 
 @cache
 def compiled(function: Function) -> Function:
-    """The function as TorchScript, or as it is where that is not to be had."""
+    """Compile the function by TorchScript, or return it unchanged if TorchScript is unavailable."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that TorchScript is no longer developed
+            warnings.simplefilter("ignore")  # that TorchScript is deprecated
             script: Function = torch.jit.script(function)
         return script
     except Exception as error:
-        log.warning("training steps could not be compiled, they run as they are: %s", str(error)[:300])
+        log.warning("training steps could not be compiled, running them uncompiled: %s", str(error)[:300])
         return function

@@ -1,9 +1,8 @@
-"""Supervised training on batches that the learner has chosen: what every rival of Self-Purified Replay asks for.
+"""The training loop of listed batches: supervised training as all baselines request it.
 
-The learner says for each step which rows of the job's images it takes and at which rate, so replay, epochs, restarts
-and reservoirs are its own business. A technique may change the loss, a choice pick what of a listed batch is
-trained on. K jobs of one shape run side by side, on CUDA as one captured step, whose products are in TF32 unless the
-precision is float32.
+The job lists the rows of its images and the learning rate of every step, so replay, epochs and restarts are up to the
+learner. A technique may replace the loss, and a choice may select among the listed samples. K jobs of one shape run
+side by side, on CUDA as one captured step. Its products use TF32 unless the precision is float32.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from torch import Tensor
 
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.device import Precision
-from purereplay.nets.draws import RandomStream, own_uniforms
+from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.jobs import ListedJob, Trained
 from purereplay.nets.loops.base import capture, joined_pool, network_bytes, tf32
 from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss
 
-_STEPS_AT_ONCE = 50  # between two looks at the clock on CUDA
+_STEPS_AT_ONCE = 50  # steps on CUDA between two synchronisations
 
 
 class ListedLoop:
-    """See `loops.Loop`."""
+    """Loop of listed batches; see `base.Loop`."""
 
     def __init__(self, jobs: Sequence[ListedJob], device: torch.device, precision: Precision = "float32") -> None:
         job, k = jobs[0], len(jobs)
@@ -52,8 +51,8 @@ class ListedLoop:
         for name in self.learned:
             self.extra[name].requires_grad_()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.before = torch.zeros(k, dtype=torch.int64, device=device)  # steps that each network has behind it
-        # for the optimizer: how many steps each network has taken, and 1 for who takes none any more
+        self.before = torch.zeros(k, dtype=torch.int64, device=device)  # steps that each network has taken before
+        # for the optimizer: step count of each network, and 1 for networks that are finished
         self.steps, self.idle = (torch.zeros(k, device=device) for _ in range(2))
         self.loss = torch.zeros(k, device=device)
         self.to_be_captured = device.type == "cuda"
@@ -81,7 +80,7 @@ class ListedLoop:
             self.to_be_captured = False
             with torch.enable_grad(), tf32(self.precision != "float32"):
                 self.graph = capture(self._step, self.device, before=self.cursor.zero_)
-            self.load(jobs)  # the warm-up changed everything
+            self.load(jobs)  # the warm-up changed all buffers
 
     def advance(self, at_most: int) -> int:
         if self.graph is None:
@@ -108,9 +107,9 @@ class ListedLoop:
         ]
 
     def view(self, index: Tensor) -> Step:
-        """A step on these rows (K, B)."""
+        """Make a step on rows (K, B)."""
         images, labels = rows(self.pool, index), rows(self.labels, index)
-        # steps of earlier jobs count: so draws do not depend on how steps were cut into jobs
+        # counted from the first job, so that draws do not depend on how steps are split into jobs
         number, active = self.before + self.cursor, self.cursor < self.lengths
         epoch = number / self.recipe.epoch_steps
         return Step(self.network, self.state, images, labels, index, self.keys, number, epoch, active, self.extra)
@@ -121,15 +120,15 @@ class ListedLoop:
         statistics = {n: t.clone() for n, t in self.state.items() if not is_trained(n)}
         if self.recipe.choice is not None:
             index = self.recipe.choice.choose(self.view, index, lr)
-            for name, before in statistics.items():  # what was only tried leaves no trace
+            for name, before in statistics.items():  # undo the changes of virtual steps
                 self.state[name].copy_(before)
         step, mix = self.view(index), None
         if self.recipe.shift_and_flip:
             n = index.shape[1]
-            u = own_uniforms(self.keys, step.number, 3 * n, stream=RandomStream.SHIFT).view(-1, n, 3)
+            u = uniforms_per_key(self.keys, step.number, 3 * n, stream=RandomStream.SHIFT).view(-1, n, 3)
             step = step._replace(images=shifted_and_flipped(step.images, u))
         if self.recipe.cutmix:
-            u = own_uniforms(self.keys, step.number, 4, stream=RandomStream.CUTMIX)
+            u = uniforms_per_key(self.keys, step.number, 4, stream=RandomStream.CUTMIX)
             images, mix = cutmix(step.images, step.labels, u, self.recipe.cutmix)
             step = step._replace(images=images)
         technique = self.recipe.technique
@@ -150,7 +149,7 @@ class ListedLoop:
             self.cursor += 1
 
     def _update(self, gradients: Sequence[Tensor], lr: Tensor, active: Tensor) -> None:
-        """One step of Adam, or of stochastic gradient descent with momentum, for every network that takes it."""
+        """Take one step of Adam or of SGD with momentum for every active network."""
         r = self.recipe
         if r.clip is not None:
             gradients = [g.clamp(-r.clip, r.clip) for g in gradients]

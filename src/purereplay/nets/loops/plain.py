@@ -1,7 +1,7 @@
-"""The plain training loop: K stacked networks stepped by autograd and PyTorch's Adam, on any device.
+"""The plain training loop: K stacked networks trained by autograd and PyTorch's Adam, on any device.
 
-On CUDA one step is captured as a graph and replayed, with the learning rate and all draws on the device. It serves
-every network and recipe; `fused` has a faster loop for some of them.
+On CUDA one step is captured as a graph and replayed, with the learning rate and all draws on the device. It trains any
+network with any recipe whose batches are drawn; `cpu_mlp` and `cuda` are faster loops for some of them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from purereplay.nets.loops.base import capture, drawn_at_once, joined_pool, netw
 from purereplay.nets.networks import is_trained, network_input, stack, unstack
 from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, lr_at, supervised_loss
 
-_REPLAYS_AT_ONCE = 50  # steps between two looks at the clock on CUDA
+_REPLAYS_AT_ONCE = 50  # steps on CUDA between two synchronisations
 
 
 class PlainLoop:
-    """See `Loop`."""
+    """Loop of autograd steps; see `base.Loop`."""
 
     def __init__(self, jobs: Sequence[DrawnJob], device: torch.device, precision: Precision) -> None:
         job = jobs[0]
@@ -31,7 +31,7 @@ class PlainLoop:
         self.network, self.steps_per_epoch = job.network, job.steps_per_epoch
         self.recipe: Drawn = job.recipe
         self.n_images, self.n_replay = job.images.shape[0], job.n_replay
-        self.lowered = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
         self.state = stack([{n: t.to(device) for n, t in j.state.items()} for j in jobs])
         self.parameters = {n: t.requires_grad_() for n, t in self.state.items() if is_trained(n)}
         on_cuda = device.type == "cuda"
@@ -47,9 +47,9 @@ class PlainLoop:
         self.loss = torch.zeros(len(jobs), device=device)
         self.n_drawn = drawn_at_once(job, len(jobs))
         self.done = 0
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # of the draws at hand, the next step's
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # row of the next step in `drawn`
         self._draw()
-        # `load` undoes what the warm-up changes
+        # the warm-up changes the buffers; `load` overwrites them
         self.graph = capture(self._step, device, before=self.cursor.zero_) if on_cuda else None
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class PlainLoop:
         ]
 
     def _draw(self) -> None:
-        """The draws and rates of the next steps; into the same places each time, where the captured step reads them."""
+        """Draw learning rates, rows and numbers of the next steps into the buffers that the captured step reads."""
         steps = torch.arange(self.done, self.done + self.n_drawn, device=self.device)
         index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps)
         new = [lr_at(self.recipe, steps, self.steps_per_epoch, self.start), index]
@@ -119,9 +119,9 @@ class PlainLoop:
         self.lr.copy_(lr)
         self.optimizer.zero_grad(set_to_none=True)
         if isinstance(self.recipe, Contrastive):
-            loss = contrastive_loss(self.network, self.state, self.recipe, self.pool, index, numbers[0], self.lowered)
+            loss = contrastive_loss(self.network, self.state, self.recipe, self.pool, index, numbers[0], self.autocast)
         else:
-            loss = supervised_loss(self.network, self.state, self.pool, self.labels, index, self.lowered)
+            loss = supervised_loss(self.network, self.state, self.pool, self.labels, index, self.autocast)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         if not isinstance(self.recipe, Contrastive) and self.recipe.clip is not None:
             torch.nn.utils.clip_grad_value_(self.parameters.values(), self.recipe.clip)

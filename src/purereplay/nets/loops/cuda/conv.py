@@ -1,12 +1,12 @@
-"""Triton kernels of convolutions, for K networks at once: what their products share, and the forward pass.
+"""Triton kernels of convolutions of K networks: the forward pass, and parts shared with the gradients.
 
-Maps are (K, n, size, size, channels), contiguous, in the working type; weights (taps, in, out). Every network gets the
-same operations in the same order whatever K is, and nothing is summed by atomics. Products sum in float32. The rows of
-a tile are either successive places of successive images, or one place of many images; the latter skips the taps that
-fall into the padding, which on maps of 4×4 and smaller are many, and on 1×1 all but one.
+Maps are (K, n, size, size, channels), contiguous, in the working type; weights are (taps, in, out). A network's result
+does not depend on K: the order of operations is fixed and no sum uses atomics. Products are summed in float32. The rows
+of a tile are either successive positions of successive images, or one position of many images (`Tiles.positionwise`).
+The latter skips taps that fall into the padding: many on maps up to 4×4, and all but one on 1×1.
 """
 
-# Triton compiles the kernels' bodies itself: annotations other than constexpr mean nothing there.
+# Triton compiles the kernels: apart from constexpr, annotations have no meaning in them.
 # mypy: ignore-errors
 
 import triton
@@ -17,9 +17,9 @@ from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, n_row_tiles, prec
 
 
 @triton.jit
-def locate(tile, n, SIZE: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr):
-    """Image, y, x, map row and validity of a tile's rows; rows past the end repeat the last one."""
-    if PLACES:
+def locate(tile, n, SIZE: tl.constexpr, POSITIONWISE: tl.constexpr, ROWS: tl.constexpr):
+    """Image, y, x, row of the map and validity of each row of a tile; rows past the end repeat the last one."""
+    if POSITIONWISE:
         n_tiles = tl.cdiv(n, ROWS)
         image = (tile % n_tiles) * ROWS + tl.arange(0, ROWS)
         inside = image < n
@@ -36,8 +36,8 @@ def locate(tile, n, SIZE: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def find_taps(at, SIZE: tl.constexpr, G: tl.constexpr, BACKWARD: tl.constexpr):
-    """Along one axis, the taps of place `at` that fall into the source: the first, how many, where the first falls."""
-    if BACKWARD:  # source = (at + padding - tap) / stride, where that is whole
+    """Taps of position `at` that fall into the source, along one axis: the first, their number, its source position."""
+    if BACKWARD:  # source = (at + padding - tap) / stride, if that is an integer
         reach = at + G.padding
         first = tl.maximum(reach - G.stride * (SIZE - 1), 0)
         first += (reach - first) % G.stride
@@ -53,6 +53,7 @@ def find_taps(at, SIZE: tl.constexpr, G: tl.constexpr, BACKWARD: tl.constexpr):
 
 @triton.jit
 def no_total(T: tl.constexpr):
+    """A tile of zeros to sum products into."""
     ROWS: tl.constexpr = T.columns if T.swap else T.rows
     COLUMNS: tl.constexpr = T.rows if T.swap else T.columns
     return tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -60,6 +61,7 @@ def no_total(T: tl.constexpr):
 
 @triton.jit
 def multiply(a, b, total, T: tl.constexpr, PRECISION: tl.constexpr):
+    """total + a @ b, transposed if T.swap."""
     if T.swap:
         return tl.dot(tl.trans(b), tl.trans(a), total, input_precision=PRECISION)
     else:
@@ -68,6 +70,7 @@ def multiply(a, b, total, T: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def multiply_over_rows(a, b, total, T: tl.constexpr, PRECISION: tl.constexpr):
+    """total + aᵀ @ b, transposed if T.swap."""
     if T.swap:
         return tl.dot(tl.trans(b), a, total, input_precision=PRECISION)
     else:
@@ -76,6 +79,7 @@ def multiply_over_rows(a, b, total, T: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def unswap(total, T: tl.constexpr):
+    """Undo the transposition of T.swap."""
     if T.swap:
         return tl.trans(total)
     else:
@@ -96,7 +100,7 @@ def add_taps(
     BACKWARD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """total += Σ_tap source[image, where the tap falls] @ weight[tap], or its transpose if BACKWARD."""
+    """total += Σ_tap source[image, position of the tap] @ weight[tap], or @ weight[tap]ᵀ if BACKWARD."""
     SIZE: tl.constexpr = G.size_out if BACKWARD else G.size_in  # of the source
     CHANNELS: tl.constexpr = G.n_out if BACKWARD else G.n_in
     N_COLUMNS: tl.constexpr = G.n_in if BACKWARD else G.n_out
@@ -110,15 +114,15 @@ def add_taps(
     source_at = source + image[:, None] * (SIZE * SIZE * CHANNELS) + at[None, :]
     weight_at = weight + at[:, None] * DEPTH_STEP + column[None, :] * COLUMN_STEP
     known = (column < N_COLUMNS) | (N_COLUMNS % T.columns == 0)
-    if T.places:
+    if T.positionwise:
         tap_y, n_y, source_y = find_taps(y, SIZE, G, BACKWARD)
         tap_x, n_x, source_x = find_taps(x, SIZE, G, BACKWARD)
         for step in range(n_y * n_x * CHUNKS):
             j_y, j_x, begin = step // CHUNKS // n_x, step // CHUNKS % n_x, (step % CHUNKS) * DEPTH
             deep = (at < CHANNELS - begin) | (CHANNELS % DEPTH == 0)
-            place = ((source_y + j_y * WAY) * SIZE + source_x + j_x * WAY) * CHANNELS + begin
+            offset = ((source_y + j_y * WAY) * SIZE + source_x + j_x * WAY) * CHANNELS + begin
             tap = (tap_y + j_y * TAP_STEP) * G.kernel + tap_x + j_x * TAP_STEP
-            a = tl.load(source_at + place, mask=deep[None, :], other=0.0)
+            a = tl.load(source_at + offset, mask=deep[None, :], other=0.0)
             tap_at = weight_at + (tap * (CHANNELS * N_COLUMNS) + begin * DEPTH_STEP)
             b = tl.load(tap_at, mask=deep[:, None] & known[None, :], other=0.0)
             total = multiply(a, b, total, T, PRECISION)
@@ -131,8 +135,8 @@ def add_taps(
             deep = (at < CHANNELS - begin) | (CHANNELS % DEPTH == 0)
             at_y, at_x = source_y + j_y * WAY, source_x + j_x * WAY
             inside = (at_y >= 0) & (at_y < SIZE) & (at_x >= 0) & (at_x < SIZE)
-            place = (j_y * SIZE + j_x) * (WAY * CHANNELS) + begin
-            a = tl.load(source_at + place, mask=inside[:, None] & deep[None, :], other=0.0)
+            offset = (j_y * SIZE + j_x) * (WAY * CHANNELS) + begin
+            a = tl.load(source_at + offset, mask=inside[:, None] & deep[None, :], other=0.0)
             tap_at = weight_at + ((j_y * G.kernel + j_x) * (CHANNELS * N_COLUMNS) + begin * DEPTH_STEP)
             b = tl.load(tap_at, mask=deep[:, None] & known[None, :], other=0.0)
             total = multiply(a, b, total, T, PRECISION)
@@ -141,7 +145,7 @@ def add_taps(
 
 @triton.jit
 def store_counted(total, out, sums, row, inside, tile, column, n_tiles, CHANNELS: tl.constexpr):
-    """Store a tile of a convolution, and its mean and sum of squared deviations per channel."""
+    """Store a tile of a convolution, its mean and its sum of squared deviations per channel."""
     known = column < CHANNELS
     keep = inside[:, None] & known[None, :]
     value = total.to(out.dtype.element_ty)
@@ -168,12 +172,12 @@ def forward_kernel(
     T: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """out[k] = x[k] convolved with weight[k], with the partial sums of its batch norm."""
+    """out[k] = x[k] convolved with weight[k], and the partial sums of its batch norm."""
     network = tl.program_id(1).to(tl.int64)
     COLUMN_TILES: tl.constexpr = (G.n_out + T.columns - 1) // T.columns
     tile = tl.program_id(0) // COLUMN_TILES
     column = (tl.program_id(0) % COLUMN_TILES) * T.columns + tl.arange(0, T.columns)
-    image, at_y, at_x, row, inside = locate(tile, n, G.size_out, T.places, T.rows)
+    image, at_y, at_x, row, inside = locate(tile, n, G.size_out, T.positionwise, T.rows)
     x += network * n * (G.size_in * G.size_in * G.n_in)
     weight += network * weight_network + weight_offset
     total = add_taps(no_total(T), x, weight, image, at_y, at_x, column, G, T, False, PRECISION)
@@ -183,7 +187,7 @@ def forward_kernel(
 
 
 def forward(geometry: Geometry, tiles: Tiles, x: Tensor, weight: Tensor, offset: int, out: Tensor, sums: Tensor) -> int:
-    """Launch `forward_kernel`; weight: flat (K, P), the layer's begins at `offset`. Returns the number of row tiles."""
+    """Launch `forward_kernel`; weight: flat (K, P), the layer starts at `offset`. Returns the number of row tiles."""
     n_tiles = n_row_tiles(x.shape[1], geometry.size_out, tiles)
     forward_kernel[(n_tiles * triton.cdiv(geometry.n_out, tiles.columns), x.shape[0])](
         x,

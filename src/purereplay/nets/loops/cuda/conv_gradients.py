@@ -1,6 +1,6 @@
-"""Gradients of convolutions with respect to what they read and to their weights, as `conv` goes forward."""
+"""Triton kernels of the gradients of convolutions with respect to their input and their weights; see `conv`."""
 
-# Triton compiles the kernels' bodies itself: annotations other than constexpr mean nothing there.
+# Triton compiles the kernels: apart from constexpr, annotations have no meaning in them.
 # mypy: ignore-errors
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from purereplay.nets.loops.cuda.conv import add_taps, locate, multiply_over_rows, no_total, unswap
-from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, n_row_tiles, or_else, precision_of
+from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, n_row_tiles, or_placeholder, precision_of
 
 N_SUMS = 3  # rows of partial sums
 
@@ -34,29 +34,30 @@ def pass_gradient(
     GATED: tl.constexpr,
     SECOND: tl.constexpr,
 ):
-    """Gate a tile of a gradient by the ReLU below it, store it, and sum it for the batch norms below that.
+    """Apply the gradient of the ReLU below to a tile, store it, and sum it for the batch norms below the ReLU.
 
-    The ReLU's output is `gate`, or else the norm of `raw`. sums: Σg, Σg (raw - mean), Σg (raw2 - mean2) per channel.
+    The ReLU's output is `gate` if GATED, else the norm of `raw`. sums: Σg, Σg (raw - mean), Σg (raw2 - mean2) per
+    channel.
     """
     known = column < CHANNELS
     keep = inside[:, None] & known[None, :]
-    place = row[:, None] * CHANNELS + column[None, :]
-    value = tl.load(raw + place, mask=keep, other=0.0).to(tl.float32)
+    offset = row[:, None] * CHANNELS + column[None, :]
+    value = tl.load(raw + offset, mask=keep, other=0.0).to(tl.float32)
     if GATED:
-        is_open = tl.load(gate + place, mask=keep, other=0.0) > 0
+        is_open = tl.load(gate + offset, mask=keep, other=0.0) > 0
     else:
         scale = tl.load(table + column, mask=known, other=0.0)
         shift = tl.load(table + CHANNELS + column, mask=known, other=0.0)
         is_open = value * scale[None, :] + shift[None, :] > 0
     g = tl.where(is_open & keep, total, 0.0).to(out.dtype.element_ty)
-    tl.store(out + place, g, mask=keep)
+    tl.store(out + offset, g, mask=keep)
     g = g.to(tl.float32)
     mean = tl.load(table + 2 * CHANNELS + column, mask=known, other=0.0)
     sums += tile * CHANNELS + column
     tl.store(sums, tl.sum(g, 0), mask=known)
     tl.store(sums + n_tiles * CHANNELS, tl.sum(g * (value - mean[None, :]), 0), mask=known)
     if SECOND:
-        value = tl.load(raw2 + place, mask=keep, other=0.0).to(tl.float32)
+        value = tl.load(raw2 + offset, mask=keep, other=0.0).to(tl.float32)
         mean = tl.load(table2 + 2 * CHANNELS + column, mask=known, other=0.0)
         tl.store(sums + 2 * n_tiles * CHANNELS, tl.sum(g * (value - mean[None, :]), 0), mask=known)
 
@@ -88,12 +89,12 @@ def data_gradient_kernel(
     SECOND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of a convolution's input, plus that of a projection G2 beside it or a residual, through a ReLU."""
+    """Gradient of a convolution's input through a ReLU, plus that of a parallel projection G2 or of a residual."""
     network = tl.program_id(1).to(tl.int64)
     COLUMN_TILES: tl.constexpr = (G.n_in + T.columns - 1) // T.columns
     tile = tl.program_id(0) // COLUMN_TILES
     column = (tl.program_id(0) % COLUMN_TILES) * T.columns + tl.arange(0, T.columns)
-    image, at_y, at_x, row, inside = locate(tile, n, G.size_in, T.places, T.rows)
+    image, at_y, at_x, row, inside = locate(tile, n, G.size_in, T.positionwise, T.rows)
     weight += network * weight_network
     above, own = network * n * (G.size_out * G.size_out * G.n_out), network * n * (G.size_in * G.size_in * G.n_in)
     weight_at = weight + weight_offset
@@ -103,9 +104,9 @@ def data_gradient_kernel(
         total = add_taps(total, d2 + above, weight_at, image, at_y, at_x, column, G2, T, True, PRECISION)
     total = unswap(total, T)
     if RESIDUAL:
-        place = own + row[:, None] * G.n_in + column[None, :]
+        offset = own + row[:, None] * G.n_in + column[None, :]
         keep = inside[:, None] & (column < G.n_in)[None, :]
-        total += tl.load(residual + place, mask=keep, other=0.0).to(tl.float32)
+        total += tl.load(residual + offset, mask=keep, other=0.0).to(tl.float32)
     pass_gradient(
         total,
         out + own,
@@ -126,8 +127,8 @@ def data_gradient_kernel(
     )
 
 
-class Below(NamedTuple):
-    """What a gradient meets on its way down: a ReLU (its output, or None: the norm of `raw`) and its batch norms."""
+class LayerBelow(NamedTuple):
+    """Layers below a gradient: a ReLU (its output `gate`; None: the norm of `raw`) and one or two batch norms."""
 
     raw: Tensor
     table: Tensor
@@ -137,7 +138,7 @@ class Below(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """A block's projection on the way back: its geometry, its gradient and where its weight begins."""
+    """Projection of a block in the backward pass: geometry, gradient of its output, offset of its weight."""
 
     geometry: Geometry
     d: Tensor
@@ -152,7 +153,7 @@ def data_gradient(
     offset: int,
     out: Tensor,
     sums: Tensor,
-    below: Below,
+    below: LayerBelow,
     *,
     residual: Tensor | None = None,
     projection: Projection | None = None,
@@ -162,15 +163,15 @@ def data_gradient(
     data_gradient_kernel[(n_tiles * triton.cdiv(geometry.n_in, tiles.columns), d.shape[0])](
         d,
         d if projection is None else projection.d,
-        or_else(residual, out),
+        or_placeholder(residual, out),
         weight,
         out,
         sums,
-        or_else(below.gate, out),
+        or_placeholder(below.gate, out),
         below.raw,
         below.table,
-        or_else(below.raw2, below.raw),
-        or_else(below.table2, below.table),
+        or_placeholder(below.raw2, below.raw),
+        or_placeholder(below.table2, below.table),
         d.shape[1],
         n_tiles,
         weight.stride(0),
@@ -190,8 +191,8 @@ def data_gradient(
 
 
 @triton.jit
-def find_places(tap, G: tl.constexpr):
-    """Along one axis, the places from which a tap falls into the map: the first, and how many."""
+def find_positions(tap, G: tl.constexpr):
+    """Positions whose tap falls into the map, along one axis: the first, and their number."""
     first = (tl.maximum(G.padding - tap, 0) + G.stride - 1) // G.stride
     return first, tl.minimum((G.size_in - 1 + G.padding - tap) // G.stride, G.size_out - 1) + 1 - first
 
@@ -210,9 +211,9 @@ def weight_gradient_kernel(
     N_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One part of a convolution's weight gradient, for one tap, or for three of a kernel row that share what they read.
+    """One part of a convolution's weight gradient, for one tap, or for three taps of a kernel row that share loads.
 
-    A step multiplies T.depth images at one place; the places from which no tap falls into the map are left out.
+    A step multiplies T.depth images at one position. Positions whose taps all fall into the padding are skipped.
     """
     IN: tl.constexpr = T.rows
     OUT: tl.constexpr = T.columns
@@ -225,10 +226,10 @@ def weight_gradient_kernel(
     i = (program // OUT_TILES % IN_TILES) * IN + tl.arange(0, IN)
     group, part = program // (OUT_TILES * IN_TILES) % GROUPS, program // (OUT_TILES * IN_TILES * GROUPS)
     tap_y, tap_x = group * T.taps // G.kernel, group * T.taps % G.kernel
-    first_y, n_y = find_places(tap_y, G)
+    first_y, n_y = find_positions(tap_y, G)
     first_x, n_x = 0, G.size_out
     if T.taps == 1:
-        first_x, n_x = find_places(tap_x, G)
+        first_x, n_x = find_positions(tap_x, G)
     known_i = (i < G.n_in) | (G.n_in % IN == 0)
     known_o = (o < G.n_out) | (G.n_out % OUT == 0)
     x += network * n * (G.size_in * G.size_in * G.n_in) + i[None, :]
@@ -252,7 +253,7 @@ def weight_gradient_kernel(
             a = tl.load(x_at, mask=known_i[None, :], other=0.0)
             total = multiply_over_rows(a, b, total, T, PRECISION)
         else:
-            # where a tap falls into the padding, no channel is known
+            # a tap in the padding masks all channels
             left, middle = tl.where(from_x >= 0, G.n_in, 0), tl.where(from_x + 1 < G.size_in, G.n_in, 0)
             right = tl.where(from_x + 2 < G.size_in, G.n_in, 0)
             a = tl.load(x_at, mask=i[None, :] < left, other=0.0)

@@ -1,4 +1,4 @@
-"""What sits on the features in a fused step: the head's layers and the loss, forward and backward."""
+"""Layers of the head and the loss, forward and backward."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.loops.cuda.kernels import cross_entropy_kernel, similarity_gradient_kernel, similarity_kernel
-from purereplay.nets.loops.cuda.linear import Beside, Linear, linear_shapes, matmul, power_of_two
+from purereplay.nets.loops.cuda.linear import Linear, SideStream, linear_shapes, matmul, power_of_two
 from purereplay.nets.loops.cuda.parameters import Parameters
 from purereplay.nets.networks import HEAD
 from purereplay.nets.networks import Head as HeadShape
 
-MAX_OUTPUTS = 256  # widest rows that one tile holds
-_ROWS = 64  # views a program takes
+MAX_OUTPUTS = 256  # maximal width of a row within one tile
+_ROWS = 64  # views per program
 
 
 def head_shapes(head: HeadShape, n_features: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the head's parameters, by name."""
     hidden = [("hidden", n_features, n_features)] if head.hidden else []
     return linear_shapes([*hidden, ("output", n_features, head.n_outputs)])
 
 
 class _Layers:
-    """The head's layers: linear, or linear-ReLU-linear."""
+    """Layers of the head: linear, or linear-ReLU-linear."""
 
     def __init__(self, head: HeadShape, n_rows: int, parameters: Parameters, clip: float | None = None) -> None:
         self.hidden = Linear(parameters, f"{HEAD}hidden", n_rows, clip=clip) if head.hidden else None
@@ -30,29 +31,31 @@ class _Layers:
         self.losses = torch.zeros(self.n_networks, n_rows, device=self.device)
 
     def before_output(self, features: Tensor) -> Tensor:
+        """Input of the output layer."""
         self.features = features
         return self.hidden.forward(features, relu=True) if self.hidden else features
 
-    def backward_from(self, d: Tensor, rates: Tensor, beside: Beside, gated: bool) -> Tensor:
+    def backward_from(self, d: Tensor, adam_scales: Tensor, side_stream: SideStream, gated: bool) -> Tensor:
+        """Update the layers from the outputs' gradient; returns that of the features, 0 where `gated` ones are."""
         x = self.hidden.out if self.hidden else self.features
         d_x = self.output.backward(d, gate=x if self.hidden or gated else None)
-        with beside:
-            self.output.update(x, d, rates)
+        with side_stream:
+            self.output.update(x, d, adam_scales)
         if self.hidden is None:
             return d_x
         d_features = self.hidden.backward(d_x, gate=self.features if gated else None)
-        with beside:
-            self.hidden.update(self.features, d_x, rates)
+        with side_stream:
+            self.hidden.update(self.features, d_x, adam_scales)
         return d_features
 
 
 class ContrastiveHead(_Layers):
-    """A projection head under NT-Xent."""
+    """Projection head with NT-Xent."""
 
     def __init__(self, head: HeadShape, n_rows: int, parameters: Parameters, temperature: float) -> None:
         super().__init__(head, n_rows, parameters)
         self.temperature, self.width = temperature, power_of_two(head.n_outputs)
-        # unit vectors need digits, not range
+        # unit vectors need precision, not range
         unit = torch.float32 if parameters.half.dtype == torch.float32 else torch.float16
         self.z = torch.zeros(self.n_networks, n_rows, self.width, device=self.device, dtype=unit)
         self.norm, self.sums = (torch.zeros(self.n_networks, n_rows, device=self.device) for _ in range(2))
@@ -74,7 +77,7 @@ class ContrastiveHead(_Layers):
             num_stages=2,
         )
 
-    def backward(self, rates: Tensor, beside: Beside, *, gated: bool) -> Tensor:
+    def backward(self, adam_scales: Tensor, side_stream: SideStream, *, gated: bool) -> Tensor:
         d = self.output.out
         similarity_gradient_kernel[self.grid](
             self.z,
@@ -93,24 +96,24 @@ class ContrastiveHead(_Layers):
             num_warps=4,
             num_stages=2,
         )
-        return self.backward_from(d, rates, beside, gated)
+        return self.backward_from(d, adam_scales, side_stream, gated)
 
 
 class SupervisedHead(_Layers):
-    """A classifier's head under cross-entropy."""
+    """Classification head with cross-entropy."""
 
     def __init__(
         self, head: HeadShape, n_rows: int, parameters: Parameters, clip: float | None, labels: Tensor
     ) -> None:
         super().__init__(head, n_rows, parameters, clip)
         self.labels = labels  # (K, n_images)
-        self.index: Tensor  # (K, n_rows): the images of the step, set before it
+        self.index: Tensor  # (K, n_rows): images of the step, set by the loop
         self.logits = torch.zeros(self.n_networks, n_rows, head.n_outputs, device=self.device)
 
     def forward(self, features: Tensor) -> None:
         matmul(self.before_output(features), self.output.weight, self.logits, bias=self.output.bias)
 
-    def backward(self, rates: Tensor, beside: Beside, *, gated: bool) -> Tensor:
+    def backward(self, adam_scales: Tensor, side_stream: SideStream, *, gated: bool) -> Tensor:
         d = self.output.out
         cross_entropy_kernel[(-(-self.n_rows // 16), self.n_networks)](
             self.logits,
@@ -126,4 +129,4 @@ class SupervisedHead(_Layers):
             CLASSES=power_of_two(self.output.n_out),
             num_warps=4,
         )
-        return self.backward_from(d, rates, beside, gated)
+        return self.backward_from(d, adam_scales, side_stream, gated)

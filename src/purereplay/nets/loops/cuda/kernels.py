@@ -1,11 +1,10 @@
-"""Triton kernels of a contrastive step, for K networks at once: matrix products, NT-Xent and its gradient, Adam.
+"""Triton kernels of K networks: matrix products, NT-Xent, cross-entropy and their gradients, Adam.
 
-Every kernel works on tensors with a leading axis K and gives each network the same operations in the same order
-whatever K is; nothing is summed by atomics. So a network's result does not depend on its company, bit for bit.
-Products take their operands in the working type (bfloat16; float32 for tests) and sum in float32.
+Tensors have a leading axis K. A network's result does not depend on K, bit for bit: the order of operations is fixed
+and no sum uses atomics. Operands of products have the working type (bfloat16; float32 in tests); sums are float32.
 """
 
-# Triton compiles these bodies itself: annotations other than constexpr mean nothing there.
+# Triton compiles the kernels: apart from constexpr, annotations have no meaning in them.
 # mypy: ignore-errors
 
 import triton
@@ -47,7 +46,7 @@ def matmul_kernel(
     row = (tl.program_id(0) // n_column_tiles) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % n_column_tiles) * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.arange(0, DEPTH)
-    # masked rather than clamped: Triton then still sees that neighbours are neighbours, and loads them 16 bytes wide
+    # masked, not clamped: Triton then recognises contiguous elements and loads 16 bytes at once
     real_row, real_column = row < n_rows, column < n_columns
     a_at = a + network * a_network + row[:, None] * a_row + at[None, :] * a_depth
     b_at = b + network * b_network + at[:, None] * b_depth + column[None, :] * b_column
@@ -63,34 +62,34 @@ def matmul_kernel(
         total += tl.load(bias + network * bias_network + column, mask=real_column, other=0.0).to(tl.float32)[None, :]
     if RELU:
         total = tl.maximum(total, 0.0)
-    place = network * out_network + row[:, None] * out_row + column[None, :]
+    offset = network * out_network + row[:, None] * out_row + column[None, :]
     inside = real_row[:, None] & real_column[None, :]
     if HAS_GATE:
-        total = tl.where(tl.load(gate + place, mask=inside, other=0.0) > 0, total, 0.0)
-    if NORMALISE:  # one tile holds whole rows; columns past the end are 0 and are stored
+        total = tl.where(tl.load(gate + offset, mask=inside, other=0.0) > 0, total, 0.0)
+    if NORMALISE:  # one tile holds whole rows; columns past the end are 0 and are also stored
         length = tl.maximum(tl.sqrt(tl.sum(total * total, 1)), 1e-12)
         tl.store(norm + network * n_rows + row, length, mask=real_row)
         total = total / length[:, None]
         inside = real_row[:, None] & (column[None, :] < COLUMNS)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def adam(gradient, place, inside, weight, mean, square, half, rates, BETA1, BETA2, EPSILON):
-    """Adam's step for a block of weights at `place`; rates: step size, 1 / sqrt(1 - BETA2^t)."""
-    m = BETA1 * tl.load(mean + place, mask=inside, other=0.0) + (1 - BETA1) * gradient
-    s = BETA2 * tl.load(square + place, mask=inside, other=0.0) + (1 - BETA2) * gradient * gradient
-    w = tl.load(weight + place, mask=inside, other=0.0)
-    w = w - tl.load(rates) * m / (tl.sqrt(s) * tl.load(rates + 1) + EPSILON)
-    tl.store(mean + place, m, mask=inside)
-    tl.store(square + place, s, mask=inside)
-    tl.store(weight + place, w, mask=inside)
-    tl.store(half + place, w.to(half.dtype.element_ty), mask=inside)
+def adam(gradient, offset, inside, weight, mean, square, half, adam_scales, BETA1, BETA2, EPSILON):
+    """Adam's step for a block of weights at `offset`; adam_scales: lr / (1 - BETA1^t), 1 / sqrt(1 - BETA2^t)."""
+    m = BETA1 * tl.load(mean + offset, mask=inside, other=0.0) + (1 - BETA1) * gradient
+    s = BETA2 * tl.load(square + offset, mask=inside, other=0.0) + (1 - BETA2) * gradient * gradient
+    w = tl.load(weight + offset, mask=inside, other=0.0)
+    w = w - tl.load(adam_scales) * m / (tl.sqrt(s) * tl.load(adam_scales + 1) + EPSILON)
+    tl.store(mean + offset, m, mask=inside)
+    tl.store(square + offset, s, mask=inside)
+    tl.store(weight + offset, w, mask=inside)
+    tl.store(half + offset, w.to(half.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def cut(gradient, CLIP: tl.constexpr):
-    """The gradient's values cut to ±CLIP; 0: as it is."""
+    """Clip gradient values to ±CLIP; 0: no clipping."""
     if CLIP > 0:
         gradient = tl.minimum(tl.maximum(gradient, -CLIP), CLIP)
     return gradient
@@ -104,7 +103,7 @@ def update_linear_kernel(
     mean,
     square,
     half,
-    rates,
+    adam_scales,
     n_rows,
     n_in,
     n_out,
@@ -124,17 +123,17 @@ def update_linear_kernel(
     BETA2: tl.constexpr,
     EPSILON: tl.constexpr,
 ):
-    """Adam's step for a linear layer: the gradient x[k]ᵀ @ d[k], and d's column sums for the bias, are never stored.
+    """Adam's step for a linear layer; the gradients x[k]ᵀ @ d[k] and column sums of d[k] are not stored.
 
-    The last programs of a network take the bias.
+    The last programs of a network update the bias.
     """
     network = tl.program_id(1).to(tl.int64)
     n_out_tiles = tl.cdiv(n_out, OUT)
     tile_in = tl.program_id(0) // n_out_tiles
     o = (tl.program_id(0) % n_out_tiles) * OUT + tl.arange(0, OUT)
     row = tl.arange(0, ROWS)
-    rate = rates + network * 2
-    # pointers of this network: what is added to them then fits 32 bits
+    scales = adam_scales + network * 2
+    # pointers of this network, so that offsets fit into 32 bits
     weight += network * p_network
     mean += network * p_network
     square += network * p_network
@@ -143,7 +142,7 @@ def update_linear_kernel(
     if tile_in * IN < n_in:
         i = tile_in * IN + tl.arange(0, IN)
         x_at = x + network * x_network + row[:, None] * x_row + i[None, :]
-        place = weight_offset + i[:, None] * n_out + o[None, :]
+        offset = weight_offset + i[:, None] * n_out + o[None, :]
         inside = (i[:, None] < n_in) & (o[None, :] < n_out)
         total = tl.zeros((IN, OUT), tl.float32)
         for start in range(0, n_rows, ROWS):
@@ -154,7 +153,7 @@ def update_linear_kernel(
             x_at += ROWS * x_row
             d_at += ROWS * d_row
         total = cut(total, CLIP)
-        adam(total, place, inside, weight, mean, square, half, rate, BETA1, BETA2, EPSILON)
+        adam(total, offset, inside, weight, mean, square, half, scales, BETA1, BETA2, EPSILON)
     else:
         sums = tl.zeros((OUT,), tl.float32)
         for start in range(0, n_rows, ROWS):
@@ -162,12 +161,12 @@ def update_linear_kernel(
             sums += tl.sum(b.to(tl.float32), 0)
             d_at += ROWS * d_row
         sums = cut(sums, CLIP)
-        adam(sums, bias_offset + o, o < n_out, weight, mean, square, half, rate, BETA1, BETA2, EPSILON)
+        adam(sums, bias_offset + o, o < n_out, weight, mean, square, half, scales, BETA1, BETA2, EPSILON)
 
 
 @triton.jit
 def similarity_kernel(z, sums, losses, n, z_network, TAU: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """NT-Xent of unit rows z[k] (n, WIDTH): per row log Σ_{j≠i} exp(z_i·z_j / τ) into `sums`, and its loss."""
+    """NT-Xent of unit rows z[k] (n, WIDTH): log Σ_{j≠i} exp(z_i·z_j / τ) and loss of every row i."""
     network = tl.program_id(1).to(tl.int64)
     own = z + network * z_network
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -206,7 +205,7 @@ def similarity_gradient_kernel(
     ROWS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
-    """The gradient of the mean NT-Xent loss with respect to the rows before they were scaled to length 1, into d[k]."""
+    """Gradient of the mean NT-Xent loss with respect to the rows before normalisation to length 1, into d[k]."""
     network = tl.program_id(1).to(tl.int64)
     own = z + network * z_network
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -222,7 +221,7 @@ def similarity_gradient_kernel(
         s = tl.dot(zi, tl.trans(zj), input_precision="ieee") / TAU
         share = tl.exp(s - sum_i[:, None]) + tl.exp(s - sum_j[None, :])
         share = tl.where((other[None, :] < n) & (other[None, :] != row[:, None]), share, 0.0)
-        # a share is about 1/n: times 256 it is well inside the range of float16
+        # a share is about 1/n; times 256 it is within the range of float16
         total = tl.dot((share * 256.0).to(zj.dtype), zj, total, input_precision="ieee")
     partner = tl.load(own + ((safe + n // 2) % n)[:, None] * WIDTH + column[None, :])
     g = (total / 256.0 - 2.0 * partner.to(tl.float32)) / (TAU * n)
@@ -252,9 +251,9 @@ def cross_entropy_kernel(
     real = row < n_rows
     image = tl.load(index + network * n_rows + row, mask=real, other=0)
     label = tl.load(labels + network * n_images + image, mask=real, other=0)
-    place = network * n_rows * n_classes + row[:, None] * n_classes + column[None, :]
+    offset = network * n_rows * n_classes + row[:, None] * n_classes + column[None, :]
     inside = real[:, None] & (column[None, :] < n_classes)
-    x = tl.load(logits + place, mask=inside, other=-float("inf"))
+    x = tl.load(logits + offset, mask=inside, other=-float("inf"))
     x = tl.where(real[:, None], x, 0.0)
     top = tl.max(x, 1)
     shares = tl.exp(x - top[:, None])
@@ -263,5 +262,5 @@ def cross_entropy_kernel(
     loss = top + tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1)
     tl.store(losses + network * n_rows + row, loss, mask=real)
     g = (shares / total[:, None] - hit.to(tl.float32)) / n_rows
-    place = network * n_rows * d_row + row[:, None] * d_row + column[None, :]
-    tl.store(d + place, g.to(d.dtype.element_ty), mask=inside)
+    offset = network * n_rows * d_row + row[:, None] * d_row + column[None, :]
+    tl.store(d + offset, g.to(d.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""What a ResNet-18 is made of for the hand-written kernels: its convolutions, each with the buffers of K networks."""
+"""Convolutions of a ResNet-18 for the hand-written kernels, each with the buffers of K networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.loops.cuda import conv_gradients, norms, shapes
-from purereplay.nets.loops.cuda.conv_gradients import Below
+from purereplay.nets.loops.cuda.conv_gradients import LayerBelow
 from purereplay.nets.loops.cuda.parameters import Parameters
 from purereplay.nets.loops.cuda.shapes import Geometry, Packing
 from purereplay.nets.resnet import ResNet18
@@ -18,7 +18,7 @@ from purereplay.nets.resnet import ResNet18
 
 @dataclass(frozen=True)
 class ConvSpec:
-    """One convolution and the batch norm behind it."""
+    """One convolution and the batch norm after it: their names and geometry."""
 
     conv: str
     norm: str
@@ -26,6 +26,7 @@ class ConvSpec:
     is_stem: bool = False
 
     def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the weight as the kernels read it."""
         g = self.geometry
         if not self.is_stem:
             return (g.kernel**2, g.n_in, g.n_out)
@@ -40,7 +41,7 @@ def stem_spec(backbone: ResNet18) -> ConvSpec:
 
 
 def block_specs(backbone: ResNet18) -> Iterator[tuple[ConvSpec, ConvSpec, ConvSpec | None]]:
-    """Per block: first and second convolution, and the projection of the shortcut if it has one."""
+    """First and second convolution of every block, and the projection of its shortcut if it has one."""
     size = stem_spec(backbone).geometry.size_out
     size = -(-size // 2) if backbone.stem == "imagenet" else size
     for block in backbone._blocks():
@@ -57,7 +58,7 @@ def block_specs(backbone: ResNet18) -> Iterator[tuple[ConvSpec, ConvSpec, ConvSp
 
 
 class Layer:
-    """The buffers of a convolution: its output `raw`, later its gradient; its norm's table and running statistics."""
+    """Buffers of a convolution: output `raw`, overwritten by its gradient; table and running statistics of its norm."""
 
     def __init__(
         self,
@@ -80,20 +81,20 @@ class Layer:
         self.n, self.n_values = n, n * g.size_out**2
         kinds = ("stem", "stem_gradient") if spec.is_stem else ("forward", "weight_gradient")
         self.tiles, self.weight_tiles = (shapes.pick_tiles(kind, g, n, dtype) for kind in kinds)
-        self.data_tiles = shapes.pick_tiles("data_gradient", g, n, dtype)  # the stem has no use for it
+        self.data_tiles = shapes.pick_tiles("data_gradient", g, n, dtype)  # unused by the stem
         self.n_sums = max(
             2 * g.n_out * shapes.n_row_tiles(n, g.size_out, self.tiles),
             conv_gradients.N_SUMS * g.n_in * shapes.n_row_tiles(n, g.size_in, self.data_tiles),
         )
         self.n_parts = shapes.n_weight_parts(kinds[1], g, n, self.weight_tiles)
         self.part_size = aligned(math.prod(spec.weight_shape()))
-        self.gradient_offset = 0  # where the parts of the weight's gradient begin, then the norm's, once known
+        self.gradient_offset = 0  # offsets of gradients, set by `CudaResNet`
         self.norm_gradient_offsets = (0, 0)
 
 
 @dataclass
 class Block:
-    """A residual block: what comes in is the block's before; `hidden` is between its convolutions."""
+    """A residual block; its input is the output of the block before, `hidden` lies between its convolutions."""
 
     first: Layer
     second: Layer
@@ -101,12 +102,14 @@ class Block:
     hidden: Tensor
     out: Tensor
 
-    def below(self) -> Below:
+    def below(self) -> LayerBelow:
+        """The layers that a gradient of the block's output passes first."""
         second, projection = self.second, self.projection
         if projection is None:
-            return Below(second.raw, second.table, self.out)
-        return Below(second.raw, second.table, self.out, projection.raw, projection.table)
+            return LayerBelow(second.raw, second.table, self.out)
+        return LayerBelow(second.raw, second.table, self.out, projection.raw, projection.table)
 
 
 def aligned(count: int) -> int:
+    """Round up to a multiple of 16."""
     return -(-count // 16) * 16

@@ -1,4 +1,4 @@
-"""Linear layers of K networks, forward and backward, over the kernels: the perceptron's backbone and every head."""
+"""Linear layers of K networks, forward and backward: the layers of the MLP and of all heads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from purereplay.nets.loops.cuda.kernels import matmul_kernel, update_linear_kernel
 from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, EPSILON, Parameters
-from purereplay.nets.loops.cuda.shapes import or_else, precision_of
+from purereplay.nets.loops.cuda.shapes import or_placeholder, precision_of
 from purereplay.nets.networks import MLP, State
 
 
 class Tile(NamedTuple):
-    """How a product is cut: a program's block, and what Triton makes of it."""
+    """Block of a product per program, and its compilation options."""
 
     rows: int
     columns: int
@@ -25,11 +25,12 @@ class Tile(NamedTuple):
 
 
 def power_of_two(n: int) -> int:
+    """The next power of two, at least 16."""
     return max(16, 1 << (n - 1).bit_length())
 
 
 def product_tile(n_networks: int, n_rows: int, n_columns: int) -> Tile:
-    """Large tiles where there is work for all multiprocessors, small ones otherwise. The sums do not depend on it."""
+    """Large tiles if they keep all multiprocessors busy, else small ones; results do not depend on the choice."""
     if n_networks * -(-n_rows // 128) * -(-n_columns // 128) >= 100:
         return Tile(128, 128, 64, 8, 3)
     return Tile(64, 64, 64, 4, 4)
@@ -58,10 +59,10 @@ def matmul(
     matmul_kernel[grid](
         a,
         b,
-        or_else(bias, out),
-        or_else(gate, out),
+        or_placeholder(bias, out),
+        or_placeholder(gate, out),
         out,
-        or_else(norm, out),
+        or_placeholder(norm, out),
         n_rows,
         n_columns,
         depth,
@@ -84,13 +85,13 @@ def matmul(
 
 
 def aligned_rows(n_rows: int, width: int, like: Tensor) -> Tensor:
-    """(K, n_rows, width) for the networks of `like`; rows begin at multiples of 16 numbers, to be read wide."""
+    """Allocate (K, n_rows, width) for the networks of `like`; rows start at multiples of 16, for wide loads."""
     rows = torch.zeros(like.shape[0], n_rows, -(-width // 16) * 16, device=like.device, dtype=like.dtype)
     return rows[..., :width]
 
 
-class Beside:
-    """Launches in this context run beside what follows it, after all that came before; `join` waits for them."""
+class SideStream:
+    """Second CUDA stream; launches within the context run after earlier ones and parallel to later ones."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -106,12 +107,13 @@ class Beside:
             torch.cuda.set_stream(self.before)
 
     def join(self) -> None:
+        """Make the current stream wait for the second one."""
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
 
 
 class Linear:
-    """One layer of K networks with its output and the gradient of its input."""
+    """One layer of K networks, with buffers for its output and the gradient of its input."""
 
     def __init__(
         self,
@@ -135,12 +137,12 @@ class Linear:
         return self.out
 
     def backward(self, d: Tensor, *, gate: Tensor | None) -> Tensor:
-        """d with respect to the output -> with respect to the input, zero where `gate` is."""
+        """Gradient of the output -> gradient of the input, 0 where `gate` is 0."""
         matmul(d, self.weight.transpose(1, 2), self.gradient, gate=gate)
         return self.gradient
 
-    def update(self, x: Tensor, d: Tensor, rates: Tensor) -> None:
-        """Adam's step, for input x and gradient d of the output; after `backward`, which reads the same weights."""
+    def update(self, x: Tensor, d: Tensor, adam_scales: Tensor) -> None:
+        """Take Adam's step for input x and gradient d of the output; after `backward`, which reads the weights."""
         p = self.parameters
         k, n_rows = x.shape[:2]
         tile = UPDATE_TILE
@@ -152,7 +154,7 @@ class Linear:
             p.mean,
             p.square,
             p.half,
-            rates,
+            adam_scales,
             n_rows,
             self.n_in,
             self.n_out,
@@ -177,10 +179,10 @@ class Linear:
 
 
 class CudaMLP:
-    """The perceptron's hidden layers of K networks; see `networks.MLP`."""
+    """Hidden layers of K MLPs; see `networks.MLP`."""
 
-    gates_features = True  # its features come out of a ReLU
-    pixel = 0  # of the views: channel after channel
+    gates_features = True  # features are outputs of a ReLU
+    pixel = 0  # layout of the views: channel after channel
 
     def __init__(
         self, backbone: MLP, n_rows: int, parameters: Parameters, prefix: str, clip: float | None = None
@@ -195,48 +197,50 @@ class CudaMLP:
         return linear_shapes([(f"layer{i + 1}", sizes[i], sizes[i + 1]) for i in range(len(backbone.hidden))])
 
     def load(self, state: State, mean: State, square: State) -> None:
-        load_as_they_are(self.parameters, self.prefix, state, mean, square)
+        load_parameters(self.parameters, self.prefix, state, mean, square)
 
     def read(self) -> tuple[State, State, State]:
-        return read_as_they_are(self.parameters, self.prefix)
+        return read_parameters(self.parameters, self.prefix)
 
     def statistics(self) -> list[Tensor]:
-        """What a step changes beside the parameters."""
+        """Tensors that a step changes besides the parameters."""
         return []
 
     def forward(self, x: Tensor) -> Tensor:
-        """Views (K, n, n_inputs) -> features (K, n, n_features), each in a place of its own."""
+        """Views (K, n, n_inputs) -> features (K, n, n_features); every layer has its own output buffer."""
         self.x = x
         for layer in self.layers:
             x = layer.forward(x, relu=True)
         return x
 
-    def backward(self, d: Tensor, rates: Tensor, beside: Beside) -> None:
-        """Adam's step for every layer, from the gradient of the features."""
+    def backward(self, d: Tensor, adam_scales: Tensor, side_stream: SideStream) -> None:
+        """Take Adam's step for every layer, from the gradient of the features."""
         for i in reversed(range(len(self.layers))):
             x = self.layers[i - 1].out if i else self.x
             next_d = self.layers[i].backward(d, gate=x) if i else d
-            with beside:
-                self.layers[i].update(x, d, rates)
+            with side_stream:
+                self.layers[i].update(x, d, adam_scales)
             d = next_d
 
 
 def linear_shapes(layers: Sequence[tuple[str, int, int]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of weights and biases, by name, of layers (name, in, out)."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, n_in, n_out in layers:
         shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (n_in, n_out), (n_out,)
     return shapes
 
 
-def load_as_they_are(parameters: Parameters, prefix: str, state: State, mean: State, square: State) -> None:
-    """Stacked tensors whose layout is the kernels' own into the flat ones."""
+def load_parameters(parameters: Parameters, prefix: str, state: State, mean: State, square: State) -> None:
+    """Copy stacked tensors into the flat ones; only for layers that the kernels store in the same layout."""
     for flat, given in ((parameters.weight, state), (parameters.mean, mean), (parameters.square, square)):
         for name in (n for n in parameters.shapes if n.startswith(prefix)):
             ours = parameters.view(flat, name)
             ours.copy_(given[name.removeprefix(prefix)])
 
 
-def read_as_they_are(parameters: Parameters, prefix: str) -> tuple[State, State, State]:
+def read_parameters(parameters: Parameters, prefix: str) -> tuple[State, State, State]:
+    """Copies of weights, means and squares; the inverse of `load_parameters`."""
     names = [n for n in parameters.shapes if n.startswith(prefix)]
     flats = (parameters.weight, parameters.mean, parameters.square)
     weight, mean, square = ({n.removeprefix(prefix): parameters.view(flat, n).clone() for n in names} for flat in flats)

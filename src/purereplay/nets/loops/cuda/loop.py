@@ -1,8 +1,8 @@
-"""The fast training loop on CUDA: a step of K networks as a handful of Triton kernels, many steps as one CUDA graph.
+"""The training loop of hand-written kernels on CUDA: a step of K networks is a few kernels, many steps are one graph.
 
-A chunk of steps is one graph: the draws and views of all its steps, then step after step. The networks' products are
-bfloat16 with float32 sums, NT-Xent works on float16 unit vectors, weights and moments are float32. A network's result
-depends neither on the networks beside it nor on how many steps a chunk has.
+A chunk of steps is one CUDA graph: the draws and views of all its steps, then one step after the other. Products are
+bfloat16 with float32 sums, NT-Xent uses float16 unit vectors, weights and moments are float32. A network's result
+depends neither on the networks beside it nor on the length of a chunk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, J
 from purereplay.nets.loops.base import joined_pool
 from purereplay.nets.loops.cuda.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
 from purereplay.nets.loops.cuda.linear import (
-    Beside,
     CudaMLP,
-    load_as_they_are,
+    SideStream,
+    load_parameters,
     power_of_two,
-    read_as_they_are,
+    read_parameters,
 )
 from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, Parameters
 from purereplay.nets.loops.cuda.resnet import CudaResNet
@@ -37,11 +37,11 @@ from purereplay.nets.views import TRIES, Views
 _STEPS_A_CHUNK = 50
 _CHUNK_BYTES = 2**30  # for the views of a chunk
 _MAX_GRID = 65535  # programs along a grid's second axis
-_WORK_SECONDS = 0.1  # of work is queued on the device before the host waits for it
+_WORK_SECONDS = 0.1  # work queued on the device before the host waits for it
 
 
 def can_train(job: Job) -> TypeGuard[DrawnJob]:
-    """Whether this loop serves such a job."""
+    """Whether this loop can train the job."""
     if not isinstance(job, ContrastiveJob | SupervisedJob) or job.images.dtype != torch.uint8:  # feature vectors
         return False
     backbone = job.network.backbone
@@ -50,7 +50,7 @@ def can_train(job: Job) -> TypeGuard[DrawnJob]:
 
 
 def n_rows(job: DrawnJob) -> int:
-    """Views, or images, of a network in a step."""
+    """Views per step and network; images for a supervised job."""
     size = min(job.recipe.batch_size, job.images.shape[0])
     if not isinstance(job, ContrastiveJob):
         return size
@@ -58,13 +58,14 @@ def n_rows(job: DrawnJob) -> int:
 
 
 def cuda_bytes(job: DrawnJob) -> int:
-    """About how much memory one network takes here."""
+    """Approximate memory of one network in this loop."""
     weights = sum(t.numel() for t in job.state.values())
     pool = (job.images.shape[0] + job.n_replay) * job.images[0].numel()
     return 14 * weights + pool + n_rows(job) * (4 * job.network.activation_floats() + 128)
 
 
 def backbone_shapes(backbone: Backbone) -> dict[str, tuple[int, ...]]:
+    """Shapes of the backbone's parameters, by name."""
     return CudaMLP.shapes(backbone) if isinstance(backbone, MLP) else CudaResNet.shapes(cast(ResNet18, backbone))
 
 
@@ -78,7 +79,7 @@ def make_backbone(backbone: Backbone, n_rows: int, parameters: Parameters, clip:
 
 
 class CudaLoop:
-    """See `loops.Loop`."""
+    """Loop of hand-written kernels; see `base.Loop`."""
 
     def __init__(self, jobs: Sequence[DrawnJob], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         job, k = jobs[0], len(jobs)
@@ -94,34 +95,34 @@ class CudaLoop:
         self.parameters = Parameters(shapes, k, device, dtype)
         self.pool = joined_pool(jobs, device)
         self.keys, self.start, self.before = (torch.zeros(k, dtype=torch.int64, device=device) for _ in range(3))
-        self.done = torch.zeros((), dtype=torch.int64, device=device)  # steps taken
+        self.done = torch.zeros((), dtype=torch.int64, device=device)  # steps taken by this job
         clip = None if isinstance(recipe, Contrastive) else recipe.clip
         self.backbone = make_backbone(network.backbone, self.n_rows, self.parameters, clip)
         channels, height, width = job.images.shape[1:]
-        self.pixel = self.backbone.pixel  # numbers from one pixel of a view to the next; 0: channel after channel
+        self.pixel = self.backbone.pixel  # distance of neighbouring pixels of a view; 0: channel after channel
         shape = (height, width, self.pixel) if self.pixel else (channels * height * width,)
         a_step = k * self.n_rows * math.prod(shape) * dtype.itemsize
         self.chunk = max(1, min(_STEPS_A_CHUNK, job.n_steps, _CHUNK_BYTES // a_step, _MAX_GRID // k))
         self.views = torch.zeros(self.chunk, k, self.n_rows, *shape, device=device, dtype=dtype)
-        self.rates = torch.zeros(self.chunk, k, 2, device=device)
-        self.beside = Beside(device)
+        self.adam_scales = torch.zeros(self.chunk, k, 2, device=device)
+        self.side_stream = SideStream(device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
-        self.pace = 0.0  # seconds a step
+        self.step_seconds = 0.0  # 0: not measured yet
         self.head: ContrastiveHead | SupervisedHead
         if isinstance(recipe, Contrastive):
             self.head = ContrastiveHead(network.head, self.n_rows, self.parameters, recipe.temperature)
         else:
             labels = torch.zeros(k, self.n_images, dtype=torch.int64, device=device)
             self.head = SupervisedHead(network.head, self.n_rows, self.parameters, recipe.clip, labels)
-            self.whole = torch.tensor([0.0, 1.0, 0.0, 1.0], device=device)  # a view that is the image
+            self.whole = torch.tensor([0.0, 1.0, 0.0, 1.0], device=device)  # box of the whole image
 
     @torch.no_grad()
     def load(self, jobs: Sequence[DrawnJob]) -> None:
         state = stack([{n: t.to(self.device) for n, t in j.state.items()} for j in jobs])
         mean, square = (stack([_moments(j, name, self.device) for j in jobs]) for name in ("mean", "square"))
         self.backbone.load(*(part(t, BACKBONE) for t in (state, mean, square)))
-        load_as_they_are(self.parameters, HEAD, *(part(t, HEAD) for t in (state, mean, square)))
-        self.parameters.settle()
+        load_parameters(self.parameters, HEAD, *(part(t, HEAD) for t in (state, mean, square)))
+        self.parameters.refresh_half()
         self.pool.copy_(joined_pool(jobs, self.device))
         for ours, values in (
             (self.keys, [j.seed for j in jobs]),
@@ -141,18 +142,18 @@ class CudaLoop:
             return n
         if n not in self.graphs:
             self.graphs[n] = self._capture(n)
-        times = max(1, min(at_most // n, int(_WORK_SECONDS / (n * self.pace)) if self.pace else 1))
+        times = max(1, min(at_most // n, int(_WORK_SECONDS / (n * self.step_seconds)) if self.step_seconds else 1))
         for _ in range(times):
             self.graphs[n].replay()
         torch.cuda.synchronize(self.device)
-        self.pace = (time.perf_counter() - began) / (n * times)
+        self.step_seconds = (time.perf_counter() - began) / (n * times)
         return n * times
 
     def answers(self, began: float) -> list[Trained]:
         losses = self.head.losses.mean(1).tolist()
         steps = self.before + self.done
         backbone = self.backbone.read()
-        head = read_as_they_are(self.parameters, HEAD)
+        head = read_parameters(self.parameters, HEAD)
         state, mean, square = (prefixed(BACKBONE, b) | prefixed(HEAD, h) for b, h in zip(backbone, head, strict=True))
         moments = prefixed("mean.", mean) | prefixed("square.", square)
         share = (time.perf_counter() - began) / len(losses)
@@ -162,35 +163,35 @@ class CudaLoop:
         ]
 
     def run_chunk(self, n: int) -> None:
-        """The next n steps, as launches on the current stream."""
+        """Launch the next n steps on the current stream."""
         index = self._prepare(n)
         for i in range(n):
             if isinstance(self.head, SupervisedHead):
                 self.head.index = index[i]
-            self._step(self.views[i], self.rates[i])
+            self._step(self.views[i], self.adam_scales[i])
 
     def _prepare(self, n: int) -> Tensor:
-        """Draws, views and rates of the next n steps; returns the images drawn, (n, K, batch)."""
+        """Prepare draws, views and Adam's scales of the next n steps; returns the drawn rows (n, K, batch)."""
         steps = self.done + torch.arange(n, device=self.device)
         index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps).contiguous()
         self._make_views(index, steps)
         lr = lr_at(self.recipe, steps[:, None], self.steps_per_epoch, self.start).double()
         t = (self.before + steps[:, None] + 1).double()
-        self.rates[:n, :, 0].copy_(lr / (1 - BETA1**t))
-        self.rates[:n, :, 1].copy_((1 - BETA2**t).rsqrt())
+        self.adam_scales[:n, :, 0].copy_(lr / (1 - BETA1**t))
+        self.adam_scales[:n, :, 1].copy_((1 - BETA2**t).rsqrt())
         self.done += n
         return index
 
     def _make_views(self, index: Tensor, steps: Tensor) -> None:
-        """Views of the pool's rows index (S, K, B), two of each, or with labels the images themselves."""
+        """Make two views of each of the pool's rows index (S, K, B); supervised jobs use the images themselves."""
         channels, height, width = self.pool.shape[2:]
         additive = jitter = False
         if isinstance(self.recipe, Contrastive):
             views = self.recipe.views
-            assert isinstance(views, Views)  # `can_train`
+            assert isinstance(views, Views)  # `can_train` excludes feature vectors
             jitter, additive = views.jitter is not None and channels == 3, views.jitter_kind == "additive"
             box, colour = draw_views(views, self.n_rows, self.keys, steps)
-            index = torch.cat([index, index], -1)  # rows i and i + B are one image
+            index = torch.cat([index, index], -1)  # rows i and i + B are views of one image
         else:
             box = colour = self.whole.expand(*index.shape, 4).contiguous()
         mean, std = (3 * tuple(v) if v else 3 * (d,) for v, d in ((self.network.mean, 0.0), (self.network.std, 1.0)))
@@ -217,17 +218,17 @@ class CudaLoop:
             num_warps=4,
         )
 
-    def _step(self, views: Tensor, rates: Tensor) -> None:
+    def _step(self, views: Tensor, adam_scales: Tensor) -> None:
         self.head.forward(self.backbone.forward(views))
-        d = self.head.backward(rates, self.beside, gated=self.backbone.gates_features)
+        d = self.head.backward(adam_scales, self.side_stream, gated=self.backbone.gates_features)
         if isinstance(self.backbone, CudaMLP):
-            self.backbone.backward(d, rates, self.beside)
+            self.backbone.backward(d, adam_scales, self.side_stream)
         else:
-            self.backbone.backward(d, rates)
-        self.beside.join()
+            self.backbone.backward(d, adam_scales)
+        self.side_stream.join()
 
     def _capture(self, n: int) -> torch.cuda.CUDAGraph:
-        """The next n steps as a graph; what the warm-up changes is put back."""
+        """Capture the next n steps as a graph; changes of the warm-up are undone."""
         p = self.parameters
         changed = [p.weight, p.mean, p.square, self.done, *self.backbone.statistics()]
         kept = [t.clone() for t in changed]
@@ -241,19 +242,19 @@ class CudaLoop:
             self.run_chunk(n)
         for ours, t in zip(changed, kept, strict=True):
             ours.copy_(t)
-        p.settle()
+        p.refresh_half()
         return graph
 
 
 def _moments(job: DrawnJob, which: str, device: torch.device) -> State:
-    """Adam's moments of a job, zeros where it begins."""
+    """One of Adam's moments of a job; zeros if it has no optimizer state."""
     if job.optimizer is not None:
         return {name: t.to(device) for name, t in part(job.optimizer, f"{which}.").items()}
     return {name: torch.zeros_like(t, device=device) for name, t in job.state.items() if is_trained(name)}
 
 
 def draw_views(views: Views, n_views: int, keys: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """`views.boxes` and `views.colours` of the same uniforms as `steps.draw_numbers` gives."""
+    """Compute `views.boxes` and `views.colours` from the uniforms of `steps.draw_numbers`."""
     shape = (*steps.shape, *keys.shape, n_views)
     box = torch.empty(*shape, 4, device=keys.device)
     colour = torch.empty(*shape, 5, device=keys.device) if views.jitter else box
@@ -284,5 +285,5 @@ def prefixed_shapes(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str
 
 
 def of_network(state: State, k: int) -> State:
-    """The k-th network of a stack, as views."""
+    """The k-th network of a stack, without copying."""
     return {name: t[k] for name, t in state.items()}

@@ -1,16 +1,16 @@
-"""Batch norm: statistics from the sums that convolutions leave, normalising with ReLU and shortcut, and back."""
+"""Triton kernels of batch norm: statistics from partial sums of convolutions, normalisation with ReLU, gradients."""
 
-# Triton compiles the kernels' bodies itself: annotations other than constexpr mean nothing there.
+# Triton compiles the kernels: apart from constexpr, annotations have no meaning in them.
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, fitting, or_else
+from purereplay.nets.loops.cuda.shapes import Geometry, Tiles, fitting, or_placeholder
 
-MAP_TILE = 4096  # elements of one program of the kernels that go over maps
-N_TABLE = 6  # rows of a norm's table: scale, shift, mean, 1 / deviation; of its gradient: slope, constant
+MAP_TILE = 4096  # elements per program of the kernels over maps
+N_TABLE = 6  # rows of a norm's table: scale, shift, mean, 1 / deviation, and slope and constant of its gradient
 
 
 @triton.jit
@@ -34,9 +34,9 @@ def statistics_kernel(
     MOMENTUM: tl.constexpr,
     EPSILON: tl.constexpr,
 ):
-    """Mean and variance from those of tiles (Chan et al.), measured from the first tile's mean; running statistics.
+    """Mean and variance from those of tiles (Chan et al.), relative to the first tile's mean; running statistics.
 
-    A tile holds ROWS values, the last of each `group_tiles` what is left of `group_rows`.
+    A tile holds ROWS values; the last of each `group_tiles` tiles holds the rest of `group_rows`.
     """
     network = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -86,7 +86,7 @@ def statistics(
     table: Tensor,
 ) -> None:
     """Launch `statistics_kernel`; running (K, 2, C), table (K, N_TABLE, C), offsets: of weight and bias in `weight`."""
-    n_groups = geometry.size_out**2 if tiles.places else 1
+    n_groups = geometry.size_out**2 if tiles.positionwise else 1
     n_values = n * geometry.size_out**2
     statistics_kernel[(triton.cdiv(geometry.n_out, 8), table.shape[0])](
         sums,
@@ -125,7 +125,7 @@ def gradient_statistics_kernel(
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A norm's weight and bias gradients, and the slope and constant of its input's gradient."""
+    """Gradients of a norm's weight and bias, and the slope and constant of its input's gradient."""
     network = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     known = column < CHANNELS
@@ -154,7 +154,7 @@ def gradient_statistics_kernel(
 def gradient_statistics(
     sums: Tensor, n_tiles: int, which: int, n_values: int, table: Tensor, gradient: Tensor, offsets: tuple[int, int]
 ) -> None:
-    """Launch `gradient_statistics_kernel`; which: 1 or 2, the row of `sums` that is this norm's."""
+    """Launch `gradient_statistics_kernel`; which: 1 or 2, the row of `sums` of this norm."""
     channels = table.shape[2]
     gradient_statistics_kernel[(triton.cdiv(channels, 8), table.shape[0])](
         sums,
@@ -173,38 +173,41 @@ def gradient_statistics(
 
 
 def cut_map(channels: int, elements: int | None = None) -> tuple[int, int]:
+    """Rows and columns of a tile of a map."""
     columns = fitting(channels, 16, 256)
     return (elements or MAP_TILE) // columns, columns
 
 
 def map_grid(n_rows: int, x: Tensor, tile: tuple[int, int]) -> tuple[int, int, int]:
+    """Programs per axis: row tiles, networks, column tiles."""
     return triton.cdiv(n_rows, tile[0]), x.shape[0], triton.cdiv(x.shape[-1], tile[1])
 
 
 def count_rows(x: Tensor) -> int:
+    """Rows (images × positions) of a map (K, n, size, size, C)."""
     return x.shape[1] * x.shape[2] * x.shape[3]
 
 
 @triton.jit
 def map_tile(n_rows, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program's rows and columns of a map, which columns there are, where the tile lies, and what of it there is."""
+    """Rows and columns of a program's tile, mask of existing columns, offsets of its elements and their mask."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     known = (column < CHANNELS) | (CHANNELS % COLUMNS == 0)
-    place = tl.program_id(1).to(tl.int64) * n_rows * CHANNELS + (row[:, None] * CHANNELS + column[None, :])
-    return row, column, known, place, (row < n_rows)[:, None] & known[None, :]
+    offset = tl.program_id(1).to(tl.int64) * n_rows * CHANNELS + (row[:, None] * CHANNELS + column[None, :])
+    return row, column, known, offset, (row < n_rows)[:, None] & known[None, :]
 
 
 @triton.jit
 def load_norm(table, column, known, CHANNELS: tl.constexpr):
-    """Scale and shift of a norm, as rows."""
+    """Scale and shift of a norm, as row vectors."""
     at = table + tl.program_id(1) * (6 * CHANNELS) + column
     return tl.load(at, mask=known, other=0.0)[None, :], tl.load(at + CHANNELS, mask=known, other=0.0)[None, :]
 
 
 @triton.jit
 def load_slopes(table, column, known, CHANNELS: tl.constexpr):
-    """The factors of a norm's input's gradient, scale · g + slope · raw + constant, as rows."""
+    """Coefficients of the gradient of a norm's input, scale · g + slope · raw + constant, as row vectors."""
     at = table + tl.program_id(1) * (6 * CHANNELS) + column
     scale, slope = tl.load(at, mask=known, other=0.0), tl.load(at + 4 * CHANNELS, mask=known, other=0.0)
     return scale[None, :], slope[None, :], tl.load(at + 5 * CHANNELS, mask=known, other=0.0)[None, :]
@@ -224,16 +227,16 @@ def normalise_kernel(
     COLUMNS: tl.constexpr,
 ):
     """out = ReLU(norm(raw) [+ other, or + norm(other)]); ADD: 0, 1 or 2."""
-    _, column, known, place, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
+    _, column, known, offset, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
     scale, shift = load_norm(table, column, known, CHANNELS)
-    value = tl.load(raw + place, mask=keep, other=0.0).to(tl.float32) * scale + shift
+    value = tl.load(raw + offset, mask=keep, other=0.0).to(tl.float32) * scale + shift
     if ADD > 0:
-        extra = tl.load(other + place, mask=keep, other=0.0).to(tl.float32)
+        extra = tl.load(other + offset, mask=keep, other=0.0).to(tl.float32)
         if ADD == 2:
             scale, shift = load_norm(other_table, column, known, CHANNELS)
             extra = extra * scale + shift
         value += extra
-    tl.store(out + place, tl.maximum(value, 0.0).to(out.dtype.element_ty), mask=keep)
+    tl.store(out + offset, tl.maximum(value, 0.0).to(out.dtype.element_ty), mask=keep)
 
 
 def normalise(
@@ -243,7 +246,15 @@ def normalise(
     tile = cut_map(raw.shape[-1])
     add = 0 if other is None else 1 if other_table is None else 2
     normalise_kernel[map_grid(count_rows(raw), raw, tile)](
-        raw, table, or_else(other, raw), or_else(other_table, table), out, count_rows(raw), raw.shape[-1], add, *tile
+        raw,
+        table,
+        or_placeholder(other, raw),
+        or_placeholder(other_table, table),
+        out,
+        count_rows(raw),
+        raw.shape[-1],
+        add,
+        *tile,
     )
 
 
@@ -260,16 +271,16 @@ def normalise_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The gradient of one or two norms' inputs from that of their outputs, in the place of the inputs."""
-    _, column, known, place, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
-    gradient = tl.load(g + place, mask=keep, other=0.0).to(tl.float32)
+    """Gradients of the inputs of one or two norms from that of their outputs; they overwrite the inputs."""
+    _, column, known, offset, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
+    gradient = tl.load(g + offset, mask=keep, other=0.0).to(tl.float32)
     scale, slope, constant = load_slopes(table, column, known, CHANNELS)
-    value = tl.load(raw + place, mask=keep, other=0.0).to(tl.float32)
-    tl.store(raw + place, (scale * gradient + (slope * value + constant)).to(raw.dtype.element_ty), mask=keep)
+    value = tl.load(raw + offset, mask=keep, other=0.0).to(tl.float32)
+    tl.store(raw + offset, (scale * gradient + (slope * value + constant)).to(raw.dtype.element_ty), mask=keep)
     if SECOND:
         scale, slope, constant = load_slopes(table2, column, known, CHANNELS)
-        value = tl.load(raw2 + place, mask=keep, other=0.0).to(tl.float32)
-        tl.store(raw2 + place, (scale * gradient + (slope * value + constant)).to(raw.dtype.element_ty), mask=keep)
+        value = tl.load(raw2 + offset, mask=keep, other=0.0).to(tl.float32)
+        tl.store(raw2 + offset, (scale * gradient + (slope * value + constant)).to(raw.dtype.element_ty), mask=keep)
 
 
 def normalise_gradient(
@@ -278,5 +289,13 @@ def normalise_gradient(
     """Launch `normalise_gradient_kernel`: `raw` (and `raw2`) become the gradients with respect to them."""
     tile, second = cut_map(raw.shape[-1]), raw2 is not None
     normalise_gradient_kernel[map_grid(count_rows(raw), raw, tile)](
-        g, raw, table, or_else(raw2, raw), or_else(table2, table), count_rows(raw), raw.shape[-1], second, *tile
+        g,
+        raw,
+        table,
+        or_placeholder(raw2, raw),
+        or_placeholder(table2, table),
+        count_rows(raw),
+        raw.shape[-1],
+        second,
+        *tile,
     )

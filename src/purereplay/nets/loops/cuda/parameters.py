@@ -1,4 +1,4 @@
-"""The weights of K networks as flat tensors, where the kernels read and update them in place."""
+"""Weights and moments of K networks as flat tensors, which the kernels read and update in place."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, as in PyTorch
-_ALIGN = 16  # every tensor begins at a multiple of so many numbers: wide loads
+_ALIGN = 16  # every tensor starts at a multiple of this, for wide loads
 
 
 class Parameters:
-    """Named slices of (K, P) tensors: `weight`, Adam's `mean` and `square` in float32, `half` is what products read.
+    """Named slices of (K, P) tensors: `weight`, Adam's `mean` and `square` in float32, and `half`.
 
-    `half` is the weights rounded to the type of the matrix products; whoever changes `weight` writes it too.
+    `half` holds the weights rounded to the type of the matrix products. Kernels that change `weight` also write `half`.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], k: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -33,7 +33,7 @@ class Parameters:
         shape, offset = self.shapes[name], self.offsets[name]
         return flat[:, offset : offset + math.prod(shape)].view(-1, *shape)
 
-    def settle(self) -> None:
-        """After `weight` was written from outside: bring `half` up to date."""
+    def refresh_half(self) -> None:
+        """Round `weight` into `half`, after `weight` was written from outside the kernels."""
         if self.half is not self.weight:
             self.half.copy_(self.weight)

@@ -1,15 +1,15 @@
-"""Max-pool after the stem, the mean over places at the end, and their gradients."""
+"""Triton kernels of the max-pool after the stem, of the final mean over positions, and of their gradients."""
 
-# Triton compiles the kernels' bodies itself: annotations other than constexpr mean nothing there.
+# Triton compiles the kernels: apart from constexpr, annotations have no meaning in them.
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from purereplay.nets.loops.cuda.conv_gradients import N_SUMS, Below, pass_gradient
+from purereplay.nets.loops.cuda.conv_gradients import N_SUMS, LayerBelow, pass_gradient
 from purereplay.nets.loops.cuda.norms import count_rows, cut_map, load_norm, load_slopes, map_grid, map_tile
-from purereplay.nets.loops.cuda.shapes import or_else
+from purereplay.nets.loops.cuda.shapes import or_placeholder
 
 
 @triton.jit
@@ -27,8 +27,8 @@ def max_pool_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Norm, ReLU and 3×3 stride 2 max-pool in one; also the raw value at the maximum and which of the nine it was."""
-    row, column, known, place, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
+    """Norm, ReLU and 3×3 stride 2 max-pool; also stores the raw value at the maximum and its index (0 to 8)."""
+    row, column, known, offset, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
     scale, shift = load_norm(table, column, known, CHANNELS)
     y, x = row // POOLED % POOLED * 2 - 1, row % POOLED * 2 - 1
     raw += tl.program_id(1).to(tl.int64) * n * (SIZE * SIZE * CHANNELS)
@@ -41,13 +41,13 @@ def max_pool_kernel(
         inside = keep & ((from_y >= 0) & (from_y < SIZE) & (from_x >= 0) & (from_x < SIZE))[:, None]
         value = tl.load(raw_at + (j // 3 * SIZE + j % 3) * CHANNELS, mask=inside, other=0.0).to(tl.float32)
         result = tl.maximum(value * scale + shift, 0.0)
-        better = (result > best) & inside  # of equals the first, as in torch
+        better = (result > best) & inside  # the first of equal values, as in torch
         best = tl.where(better, result, best)
         best_raw = tl.where(better, value, best_raw)
         best_index = tl.where(better, j, best_index)
-    tl.store(out + place, best.to(out.dtype.element_ty), mask=keep)
-    tl.store(out_raw + place, best_raw.to(out_raw.dtype.element_ty), mask=keep)
-    tl.store(index + place, best_index.to(tl.uint8), mask=keep)
+    tl.store(out + offset, best.to(out.dtype.element_ty), mask=keep)
+    tl.store(out_raw + offset, best_raw.to(out_raw.dtype.element_ty), mask=keep)
+    tl.store(index + offset, best_index.to(tl.uint8), mask=keep)
 
 
 def max_pool(raw: Tensor, table: Tensor, out: Tensor, out_raw: Tensor, index: Tensor) -> None:
@@ -60,6 +60,7 @@ def max_pool(raw: Tensor, table: Tensor, out: Tensor, out_raw: Tensor, index: Te
 
 @triton.jit
 def where_chosen(g, index, J: tl.constexpr):
+    """g where the maximum has index J, else 0."""
     return tl.where(index == J, g, 0.0)
 
 
@@ -77,7 +78,7 @@ def max_pool_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Back through max-pool and norm: each pooled place does the 2×2 pixels from its centre to its neighbours."""
+    """Gradient of max-pool and norm; each pooled position computes the 2×2 pixels from its centre."""
     row, column, known, here, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
     scale, slope, constant = load_slopes(table, column, known, CHANNELS)
     y, x = row // POOLED % POOLED, row % POOLED
@@ -120,16 +121,16 @@ def max_pool_gradient(g: Tensor, index: Tensor, raw: Tensor, table: Tensor) -> N
 
 @triton.jit
 def mean_pool_kernel(
-    x, out, n, PLACES: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x, out, n, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """out[k, image] = the mean of x[k, image] over its places."""
-    image, column, _, place, keep = map_tile(n, CHANNELS, ROWS, COLUMNS)
-    at = x + tl.program_id(1).to(tl.int64) * n * (PLACES * CHANNELS)
-    at += image[:, None] * (PLACES * CHANNELS) + column[None, :]
+    """out[k, image] = mean of x[k, image] over its positions."""
+    image, column, _, offset, keep = map_tile(n, CHANNELS, ROWS, COLUMNS)
+    at = x + tl.program_id(1).to(tl.int64) * n * (POSITIONS * CHANNELS)
+    at += image[:, None] * (POSITIONS * CHANNELS) + column[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for j in range(PLACES):
+    for j in range(POSITIONS):
         total += tl.load(at + j * CHANNELS, mask=keep, other=0.0).to(tl.float32)
-    tl.store(out + place, (total / PLACES).to(out.dtype.element_ty), mask=keep)
+    tl.store(out + offset, (total / POSITIONS).to(out.dtype.element_ty), mask=keep)
 
 
 def mean_pool(x: Tensor, out: Tensor) -> None:
@@ -151,22 +152,22 @@ def mean_pool_gradient_kernel(
     n_rows,
     n_tiles,
     sums_network,
-    PLACES: tl.constexpr,
+    POSITIONS: tl.constexpr,
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
     SECOND: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Spread the features' gradient over the places of the last map, through its ReLU."""
+    """Spread the gradient of the features over the positions of the last map, through its ReLU."""
     network = tl.program_id(1).to(tl.int64)
     row, column, _, _, keep = map_tile(n_rows, CHANNELS, ROWS, COLUMNS)
     inside = row < n_rows
     row = tl.minimum(row, n_rows - 1)
-    at = d + network * (n_rows // PLACES) * CHANNELS + (row // PLACES)[:, None] * CHANNELS + column[None, :]
+    at = d + network * (n_rows // POSITIONS) * CHANNELS + (row // POSITIONS)[:, None] * CHANNELS + column[None, :]
     own = network * n_rows * CHANNELS
     pass_gradient(
-        tl.load(at, mask=keep, other=0.0).to(tl.float32) / PLACES,
+        tl.load(at, mask=keep, other=0.0).to(tl.float32) / POSITIONS,
         out + own,
         sums + network * sums_network,
         gate + own,
@@ -186,11 +187,11 @@ def mean_pool_gradient_kernel(
 
 
 def n_mean_pool_sums(out: Tensor) -> int:
-    """How many partial sums `mean_pool_gradient` writes for one network."""
+    """Number of partial sums that `mean_pool_gradient` writes per network."""
     return N_SUMS * out.shape[-1] * triton.cdiv(count_rows(out), cut_map(out.shape[-1])[0])
 
 
-def mean_pool_gradient(d: Tensor, out: Tensor, sums: Tensor, below: Below) -> int:
+def mean_pool_gradient(d: Tensor, out: Tensor, sums: Tensor, below: LayerBelow) -> int:
     """Launch `mean_pool_gradient_kernel`: (K, n, C) -> out (K, n, size, size, C). Returns the number of row tiles."""
     tile = cut_map(out.shape[-1])
     grid = map_grid(count_rows(out), out, tile)
@@ -198,11 +199,11 @@ def mean_pool_gradient(d: Tensor, out: Tensor, sums: Tensor, below: Below) -> in
         d,
         out,
         sums,
-        or_else(below.gate, out),
+        or_placeholder(below.gate, out),
         below.raw,
         below.table,
-        or_else(below.raw2, below.raw),
-        or_else(below.table2, below.table),
+        or_placeholder(below.raw2, below.raw),
+        or_placeholder(below.table2, below.table),
         count_rows(out),
         grid[0],
         sums.stride(0),

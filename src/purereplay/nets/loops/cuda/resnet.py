@@ -1,8 +1,8 @@
-"""K ResNet-18s trained side by side by hand-written kernels: as `nets/resnet.py` under autograd and Adam.
+"""K ResNet-18s trained side by side by hand-written kernels; equals `nets/resnet.py` with autograd and Adam.
 
-Images (K, n, size, size, padded channels) go in, features (K, n, n_features) come out; their gradient goes back and
-moves the weights. All buffers are allocated once, so that a step can be captured as a CUDA graph. On the way back the
-output of each convolution is overwritten by its gradient.
+`forward` maps images (K, n, size, size, padded channels) to features (K, n, n_features). `backward` takes the gradient
+of the features and updates the weights. All buffers are allocated once, so that a step can be captured as a CUDA graph.
+The backward pass overwrites the output of each convolution by its gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.loops.cuda import conv, conv_gradients, norms, pools, stem
-from purereplay.nets.loops.cuda.conv_gradients import Below, Projection
+from purereplay.nets.loops.cuda.conv_gradients import LayerBelow, Projection
 from purereplay.nets.loops.cuda.layers import Block, Layer, aligned, block_specs, stem_spec
 from purereplay.nets.loops.cuda.parameters import Parameters
 from purereplay.nets.loops.cuda.shapes import Packing
@@ -25,9 +25,9 @@ State = dict[str, Tensor]
 
 
 class CudaResNet:
-    """K networks of one shape and their training step; the weights live in `parameters`, under `prefix` + name."""
+    """K networks of one shape and their training step; the weights are in `parameters`, under `prefix` + name."""
 
-    gates_features = False  # its features are means
+    gates_features = False  # features are means
 
     def __init__(
         self,
@@ -59,22 +59,22 @@ class CudaResNet:
         self.start_raw = torch.zeros_like(self.start) if self.pools else self.stem.raw
         self.start_index = torch.zeros_like(self.start, dtype=torch.uint8) if self.pools else None
         self.features = last.view(k, n_views, -1) if last.shape[2] == 1 else last.new_zeros(k, n_views, last.shape[-1])
-        # gradients on the way back: of a block's output, of its input, of what is between its convolutions
+        # gradients of a block's output, of its input, and of the map between its convolutions
         most = max(self.start.numel(), *(block.out.numel() for block in self.blocks))
         self.gradients = [torch.zeros(most, device=device, dtype=dtype) for _ in range(3)]
         n_sums = max(pools.n_mean_pool_sums(last), *(layer.n_sums for layer in self.layers))
         self.sums = torch.zeros(k, aligned(n_sums), device=device)
         self._lay_out_update(k, device)
-        self.whole: State = {}  # weights of convolutions with unused taps, as they were loaded
+        self.whole: State = {}  # loaded weights of convolutions with unused taps
         self.images: Tensor  # of the last forward pass
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def _lay_out_update(self, k: int, device: torch.device) -> None:
-        """Where each gradient's parts lie, and a row of `blocks` for each stretch of parameters that Adam updates."""
+        """Assign the offsets of gradient parts, and make one row of `update_blocks` per block that Adam updates."""
         rows: list[tuple[int, int, int, int, int]] = []
         total = 0
 
-        def place(offset: int, size: int, n_parts: int) -> int:
+        def allocate(offset: int, size: int, n_parts: int) -> int:
             nonlocal total
             begin, total = total, total + n_parts * size
             for at in range(0, size, UPDATE_BLOCK):
@@ -83,15 +83,15 @@ class CudaResNet:
 
         for layer in self.layers:
             width = aligned(layer.geometry.n_out)
-            layer.gradient_offset = place(layer.offset, layer.part_size, layer.n_parts)
+            layer.gradient_offset = allocate(layer.offset, layer.part_size, layer.n_parts)
             weight, bias = layer.norm_offsets
-            layer.norm_gradient_offsets = (place(weight, width, 1), place(bias, width, 1))
+            layer.norm_gradient_offsets = (allocate(weight, width, 1), allocate(bias, width, 1))
         self.gradient = torch.zeros(k, total, device=device)
         self.update_blocks = torch.tensor(rows, dtype=torch.int32, device=device)
 
     @staticmethod
     def shapes(backbone: ResNet18) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor and its shape here, by its name in `ResNet18.init`; unused taps are not among them."""
+        """Shapes of all trained tensors, by their names in `ResNet18.init`; without unused taps."""
         shapes: dict[str, tuple[int, ...]] = {}
         specs = [stem_spec(backbone), *(spec for block in block_specs(backbone) for spec in block if spec)]
         for spec in specs:
@@ -102,7 +102,7 @@ class CudaResNet:
     def load(
         self, state: Mapping[str, Tensor], mean: Mapping[str, Tensor] | None, square: Mapping[str, Tensor] | None
     ) -> None:
-        """Take K networks' tensors and Adam's moments (None: zeros), named and shaped as in `ResNet18`, stacked."""
+        """Load stacked tensors of K networks and Adam's moments (None: zeros), with names and shapes of `ResNet18`."""
         p = self.parameters
         for flat, source in ((p.weight, state), (p.mean, mean), (p.square, square)):
             for layer in self.layers:
@@ -121,10 +121,10 @@ class CudaResNet:
                 self.whole[name] = state[name].to(layer.raw.device, copy=True)
             layer.running[:, 0].copy_(state[f"{layer.spec.norm}.running_mean"])
             layer.running[:, 1].copy_(state[f"{layer.spec.norm}.running_var"])
-        p.settle()
+        p.refresh_half()
 
     def read(self) -> tuple[State, State, State]:
-        """Copies of what `load` takes: state, mean and square; unused taps as they came, with moments 0."""
+        """Copies of state, mean and square, as `load` takes them; unused taps are unchanged and have moments 0."""
         p = self.parameters
         state: State = {}
         mean: State = {}
@@ -147,13 +147,13 @@ class CudaResNet:
 
     @staticmethod
     def _used(layer: Layer, weight: Tensor) -> Tensor:
-        """The taps that are trained, of (K, out, in, height, width)."""
+        """The trained taps of a weight (K, out, in, height, width)."""
         first, kernel = layer.geometry.first, layer.geometry.kernel
         return weight[..., first : first + kernel, first : first + kernel]
 
     @staticmethod
     def _kernel_view(layer: Layer, view: Tensor) -> Tensor:
-        """A weight as it is stored here, seen as (K, out, in, height, width)."""
+        """View a weight in the kernels' layout as (K, out, in, height, width)."""
         g = layer.geometry
         if layer.spec.is_stem:
             packing = Packing.of(g)
@@ -164,7 +164,7 @@ class CudaResNet:
         return view.permute(0, 4, 3, 1, 2)
 
     def statistics(self) -> list[Tensor]:
-        """What a step changes beside the parameters: the batch norms' running mean and variance."""
+        """Tensors that a step changes besides the parameters: running mean and variance of the batch norms."""
         return [layer.running for layer in self.layers]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -209,8 +209,8 @@ class CudaResNet:
             layer.table,
         )
 
-    def backward(self, d_features: Tensor, rates: Tensor) -> None:
-        """From the features' gradient to Adam's step of everything trained; rates (K, 2) as `kernels.adam` has them."""
+    def backward(self, d_features: Tensor, adam_scales: Tensor) -> None:
+        """Take Adam's step for all parameters from the features' gradient; adam_scales (K, 2): see `kernels.adam`."""
         if not d_features.is_contiguous():
             raise ValueError("the gradient of the features must be contiguous")
         g, other, between = self.gradients
@@ -220,7 +220,7 @@ class CudaResNet:
         for i in reversed(range(len(self.blocks))):
             block = self.blocks[i]
             x = self.blocks[i - 1].out if i else self.start
-            below = self.blocks[i - 1].below() if i else Below(self.start_raw, self.stem.table)
+            below = self.blocks[i - 1].below() if i else LayerBelow(self.start_raw, self.stem.table)
             n_tiles = self._block_backward(
                 block, x, below, n_tiles, self._shaped(g, block.out), self._shaped(other, x), between
             )
@@ -233,23 +233,23 @@ class CudaResNet:
         self._weight_gradient(self.stem, self.images)
         if self.side is not None:
             torch.cuda.current_stream(self.sums.device).wait_stream(self.side)
-        update(self.gradient, self.update_blocks, self.parameters, rates, self.clip)
+        update(self.gradient, self.update_blocks, self.parameters, adam_scales, self.clip)
 
     def _block_backward(
-        self, block: Block, x: Tensor, below: Below, n_tiles: int, g: Tensor, out: Tensor, between: Tensor
+        self, block: Block, x: Tensor, below: LayerBelow, n_tiles: int, g: Tensor, out: Tensor, between: Tensor
     ) -> int:
-        """From the gated gradient `g` of a block's output to that of its input x, summed for what is below."""
+        """From the gated gradient `g` of a block's output to that of its input x, with sums for the layers below."""
         first, second, projection = block.first, block.second, block.projection
         half = self.parameters.half
-        beside: Projection | None = None
+        shortcut: Projection | None = None
         self._norm_gradient(second, n_tiles, 1)
         if projection is None:
             norms.normalise_gradient(g, second.raw, second.table)
         else:
-            beside = Projection(projection.geometry, projection.raw, projection.offset)
+            shortcut = Projection(projection.geometry, projection.raw, projection.offset)
             self._norm_gradient(projection, n_tiles, 2)
             norms.normalise_gradient(g, second.raw, second.table, projection.raw, projection.table)
-        with self._aside():
+        with self._on_side_stream():
             self._weight_gradient(second, block.hidden)
             if projection is not None:
                 self._weight_gradient(projection, x)
@@ -262,11 +262,11 @@ class CudaResNet:
             second.offset,
             hidden,
             self.sums,
-            Below(first.raw, first.table),
+            LayerBelow(first.raw, first.table),
         )
         self._norm_gradient(first, n_tiles, 1)
         norms.normalise_gradient(hidden, first.raw, first.table)
-        with self._aside():
+        with self._on_side_stream():
             self._weight_gradient(first, x)
         return conv_gradients.data_gradient(
             first.geometry,
@@ -278,7 +278,7 @@ class CudaResNet:
             self.sums,
             below,
             residual=g if projection is None else None,
-            projection=beside,
+            projection=shortcut,
         )
 
     def _norm_gradient(self, layer: Layer, n_tiles: int, which: int) -> None:
@@ -300,8 +300,8 @@ class CudaResNet:
         )
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """What is launched here may run beside what follows, until the streams are joined."""
+    def _on_side_stream(self) -> Iterator[None]:
+        """Launch on the second stream, in parallel to what follows, until the streams are joined."""
         if self.side is None:
             yield
             return
@@ -311,4 +311,5 @@ class CudaResNet:
 
     @staticmethod
     def _shaped(buffer: Tensor, like: Tensor) -> Tensor:
+        """The start of a flat buffer in the shape of another tensor."""
         return buffer[: like.numel()].view(like.shape)

@@ -1,4 +1,4 @@
-"""Shapes of convolutions, and how their products are cut into programs."""
+"""Geometry of convolutions, and the tile sizes of their kernels."""
 
 from dataclasses import dataclass
 
@@ -6,31 +6,32 @@ import torch
 import triton
 from torch import Tensor
 
-PLACES_UP_TO = 4  # maps up to so many pixels a side are computed place by place
-ENOUGH_PROGRAMS = 64  # tiles shrink until one network has so many programs
-WEIGHT_PROGRAMS = 96  # a weight gradient's long sum is split until one network has about so many programs
+POSITIONWISE_UP_TO = 4  # maps up to this size are computed position by position
+ENOUGH_PROGRAMS = 64  # tiles shrink until one network has this many programs
+WEIGHT_PROGRAMS = 96  # sums of weight gradients are split until one network has about this many programs
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a product is cut into programs, and how those are compiled."""
+    """Tile sizes of a product, and the compilation options of its kernel."""
 
-    rows: int  # places; of a weight gradient: channels in
-    columns: int  # channels out
+    rows: int  # positions; of a weight gradient: input channels
+    columns: int  # output channels
     depth: int  # of one multiplication
     warps: int = 4
     stages: int = 3
-    places: bool = False  # a tile's rows are one place of many images
-    swap: bool = False  # compute the transposed tile: few channels make narrow products, many rows wide ones
-    taps: int = 1  # of one program of a weight gradient: 1, or 3 of a kernel row
+    positionwise: bool = False  # the rows of a tile are one position of many images
+    swap: bool = False  # compute the transposed tile: faster if rows exceed columns
+    taps: int = 1  # per program of a weight gradient: 1, or the 3 of a kernel row
 
     def options(self) -> dict[str, int]:
+        """Launch options of Triton."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution of square maps; taps that see nothing but padding are cut off, `first` of them before the rest."""
+    """A convolution of square maps, without the taps that see only padding; `first` of them precede the others."""
 
     n_in: int
     n_out: int
@@ -51,16 +52,16 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Packing:
-    """How the first convolution reads images: `span` neighbouring pixels a kernel row, `lead` of them before it.
+    """Loads of the first convolution: `span` neighbouring pixels per kernel row, `lead` of them before the kernel.
 
-    The pixels before and behind the kernel have weight 0; they make the reads wide and aligned.
+    The pixels before and after the kernel have weight 0. They make the loads wide and aligned.
     """
 
     channels: int
     pixel: int  # channels with padding
     lead: int
     span: int
-    unit: int  # neighbours that are inside or outside the image together
+    unit: int  # neighbouring pixels that are inside or outside the image together
     total: int  # depth of the product
 
     @staticmethod
@@ -73,11 +74,15 @@ class Packing:
 
 
 def fitting(size: int, low: int, high: int) -> int:
+    """The next power of two, within [low, high]."""
     return min(max(int(triton.next_power_of_2(size)), low), high)
 
 
 def n_row_tiles(n: int, size: int, tiles: Tiles) -> int:
-    return int(size * size * triton.cdiv(n, tiles.rows) if tiles.places else triton.cdiv(n * size * size, tiles.rows))
+    """Row tiles of n maps of this size."""
+    return int(
+        size * size * triton.cdiv(n, tiles.rows) if tiles.positionwise else triton.cdiv(n * size * size, tiles.rows)
+    )
 
 
 def pick_tiles(kind: str, geometry: Geometry, n: int, dtype: torch.dtype) -> Tiles:
@@ -94,23 +99,28 @@ def pick_tiles(kind: str, geometry: Geometry, n: int, dtype: torch.dtype) -> Til
         return Tiles(fitting(Packing.of(g).total, 16, 256), fitting(g.n_out, 16, 64), depth, 8, stages, swap=True)
     if kind == "weight_gradient":
         side = 64 if g.n_in <= 64 or g.n_out <= 64 else 128
-        taps = 3 if g.kernel == 3 and g.size_out > PLACES_UP_TO else 1
+        taps = 3 if g.kernel == 3 and g.size_out > POSITIONWISE_UP_TO else 1
         rows, columns, depth = fitting(g.n_in, 16, side), fitting(g.n_out, 16, side), fitting(n, 16, 64)
         return Tiles(rows, columns, depth, 4 if side == 64 else 8, stages, taps=taps)
     if kind == "forward":
-        n_columns, channels, size, places = g.n_out, g.n_in, g.size_out, g.size_out <= PLACES_UP_TO
+        n_columns, channels, size, positionwise = g.n_out, g.n_in, g.size_out, g.size_out <= POSITIONWISE_UP_TO
     else:
-        n_columns, channels, size, places = g.n_in, g.n_out, g.size_in, g.size_in <= PLACES_UP_TO or g.stride > 1
-    rows, columns = fitting(n if places else n * size * size, 16, 128), fitting(n_columns, 16, 128)
-    n_tiles = n_row_tiles(n, size, Tiles(rows, columns, 0, places=places))
+        n_columns, channels, size, positionwise = (
+            g.n_in,
+            g.n_out,
+            g.size_in,
+            g.size_in <= POSITIONWISE_UP_TO or g.stride > 1,
+        )
+    rows, columns = fitting(n if positionwise else n * size * size, 16, 128), fitting(n_columns, 16, 128)
+    n_tiles = n_row_tiles(n, size, Tiles(rows, columns, 0, positionwise=positionwise))
     while n_tiles * triton.cdiv(n_columns, columns) < ENOUGH_PROGRAMS and columns > 32:
         columns //= 2
     warps, swap = 8 if rows * columns > 8192 else 4, rows > columns
-    return Tiles(rows, columns, fitting(channels, 16, 64), warps, stages, places, swap=swap)
+    return Tiles(rows, columns, fitting(channels, 16, 64), warps, stages, positionwise, swap=swap)
 
 
 def n_weight_parts(kind: str, geometry: Geometry, n: int, tiles: Tiles) -> int:
-    """Into how many parts the sum over images and places is split: enough programs, but each with a few steps."""
+    """Parts of the sum over images and positions: enough programs, but at least four steps per program."""
     g = geometry
     n_in = Packing.of(g).total if kind == "stem_gradient" else g.n_in
     n_programs = triton.cdiv(n_in, tiles.rows) * triton.cdiv(g.n_out, tiles.columns)
@@ -122,8 +132,10 @@ def n_weight_parts(kind: str, geometry: Geometry, n: int, tiles: Tiles) -> int:
 
 
 def precision_of(x: Tensor) -> str:
+    """Triton's input precision for operands of this type."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def or_else(tensor: Tensor | None, other: Tensor) -> Tensor:
-    return other if tensor is None else tensor
+def or_placeholder(tensor: Tensor | None, placeholder: Tensor) -> Tensor:
+    """Return the tensor, or a placeholder if it is None: kernels need a pointer for every argument."""
+    return placeholder if tensor is None else tensor

@@ -1,6 +1,6 @@
-"""The first convolution, which reads images of few channels: several neighbouring pixels at a time, see `Packing`."""
+"""Triton kernels of the first convolution, which loads several neighbouring pixels at once; see `shapes.Packing`."""
 
-# Triton compiles the kernels' bodies itself: annotations other than constexpr mean nothing there.
+# Triton compiles the kernels: apart from constexpr, annotations have no meaning in them.
 # mypy: ignore-errors
 
 import triton
@@ -13,16 +13,16 @@ from purereplay.nets.loops.cuda.shapes import Geometry, Packing, Tiles, n_row_ti
 
 @triton.jit
 def load_patches(x, image, at_y, at_x, e, G: tl.constexpr, P: tl.constexpr):
-    """(rows, len(e)) values under the kernel of images (n, size, size, pixel); e counts kernel row, pixel, channel."""
+    """Values (rows, len(e)) under the kernel of images (n, size, size, pixel); e: kernel row, pixel, channel."""
     tap_y, along = e // (P.span * P.pixel), e % (P.span * P.pixel)
     from_y = (at_y * G.stride - G.padding)[:, None] + tap_y[None, :]
-    # in units, so that the compiler sees that a wide read is masked as a whole
+    # in units, so that the compiler masks a wide load as a whole
     first = at_x * (G.stride // P.unit) - (G.padding + P.lead) // P.unit
     from_x = first[:, None] + (e // (P.pixel * P.unit) % (P.span // P.unit))[None, :]
     inside = (from_y >= 0) & (from_y < G.size_in) & (from_x >= 0) & (from_x < G.size_in // P.unit)
-    place = (image * (G.size_in * G.size_in * P.pixel) + first * (P.unit * P.pixel))[:, None]
-    place += from_y * (G.size_in * P.pixel) + along[None, :]
-    return tl.load(x + place, mask=inside & (tap_y < G.kernel)[None, :], other=0.0)
+    offset = (image * (G.size_in * G.size_in * P.pixel) + first * (P.unit * P.pixel))[:, None]
+    offset += from_y * (G.size_in * P.pixel) + along[None, :]
+    return tl.load(x + offset, mask=inside & (tap_y < G.kernel)[None, :], other=0.0)
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def stem_kernel(
     T: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The first convolution, of images with few channels: the depth of a product runs over kernel rows and pixels."""
+    """First convolution; the depth of the product runs over kernel rows, pixels and channels."""
     COLUMN_TILES: tl.constexpr = (G.n_out + T.columns - 1) // T.columns
     network = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0) // COLUMN_TILES
@@ -102,7 +102,7 @@ def stem_gradient_kernel(
     N_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One part of the first convolution's weight gradient; what the packing added gets gradient 0."""
+    """One part of the first convolution's weight gradient; pixels added by the packing get gradient 0."""
     IN: tl.constexpr = T.rows
     OUT: tl.constexpr = T.columns
     IN_TILES: tl.constexpr = (P.total + IN - 1) // IN

@@ -1,9 +1,9 @@
-"""Triton kernels that draw random numbers and make views from them: crops, mirrored or not, with colours moved.
+"""Triton kernels that draw random numbers and make views from them: crops, flips and colour jitter.
 
-As `draws.uniforms` and `views.Views` do, for K networks and many steps at once.
+They compute `draws.uniforms` and `views.make_views` for K networks and many steps at once.
 """
 
-# Triton compiles these bodies itself: annotations other than constexpr mean nothing there.
+# Triton compiles the kernels: apart from constexpr, annotations have no meaning in them.
 # mypy: ignore-errors
 
 import triton
@@ -12,6 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def mix(z):
+    """The mixing function of SplitMix64; see `draws`."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     return z ^ (z >> 31)
@@ -19,7 +20,7 @@ def mix(z):
 
 @triton.jit
 def uniform(start, position):
-    """`draws.uniforms` at one position of the sequence that begins with `start`."""
+    """The number of `draws.uniforms` at one position of the sequence that starts at `start`."""
     bits = mix(start + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15) >> 40
     return bits.to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
@@ -48,9 +49,9 @@ def draws_kernel(
     JITTER: tl.constexpr,
     VIEWS: tl.constexpr,
 ):
-    """`draws.uniforms`, `views.boxes` and `views.colours` in one pass, for keys (K,) at steps (S,).
+    """Draw uniforms for keys (K,) at steps (S,) and compute `views.boxes` and `views.colours` from them.
 
-    Into boxes (S, K, n_views, 4) and colours (S, K, n_views, 5).
+    Writes boxes (S, K, n_views, 4) and colours (S, K, n_views, 5).
     """
     step = tl.load(steps + tl.program_id(1) // n_networks).to(tl.uint64)
     key = tl.load(keys + tl.program_id(1) % n_networks).to(tl.uint64)
@@ -60,7 +61,7 @@ def draws_kernel(
     w = tl.zeros((VIEWS,), tl.float32)
     h = tl.zeros((VIEWS,), tl.float32)
     fits = tl.zeros((VIEWS,), tl.int1)
-    for i in tl.static_range(TRIES):  # the first box that fits; if none does, the last
+    for i in tl.static_range(TRIES):  # the first box that fits; if none does, the last one
         area = area_low + (area_high - area_low) * uniform(start, first + i)
         ratio = tl.exp(ratio_low + (ratio_high - ratio_low) * uniform(start, first + TRIES + i))
         wide, high = tl.sqrt(area * ratio), tl.sqrt(area / ratio)
@@ -70,19 +71,19 @@ def draws_kernel(
     left = uniform(start, first + 2 * TRIES) * (1 - w)
     top = uniform(start, first + 2 * TRIES + 1) * (1 - h)
     flipped = uniform(start, first + 2 * TRIES + 2) < flip
-    place, real = tl.program_id(1).to(tl.int64) * n_views + view, view < n_views
-    tl.store(boxes + place * 4, tl.where(flipped, left + w, left), mask=real)
-    tl.store(boxes + place * 4 + 1, tl.where(flipped, -w, w), mask=real)
-    tl.store(boxes + place * 4 + 2, top, mask=real)
-    tl.store(boxes + place * 4 + 3, h, mask=real)
+    offset, real = tl.program_id(1).to(tl.int64) * n_views + view, view < n_views
+    tl.store(boxes + offset * 4, tl.where(flipped, left + w, left), mask=real)
+    tl.store(boxes + offset * 4 + 1, tl.where(flipped, -w, w), mask=real)
+    tl.store(boxes + offset * 4 + 2, top, mask=real)
+    tl.store(boxes + offset * 4 + 3, h, mask=real)
     if JITTER:
         last = first + 2 * TRIES + 3
-        tl.store(colours + place * 5, 1 + jitter0 * (2 * uniform(start, last) - 1), mask=real)
-        tl.store(colours + place * 5 + 1, 1 + jitter1 * (2 * uniform(start, last + 1) - 1), mask=real)
-        tl.store(colours + place * 5 + 2, 1 + jitter2 * (2 * uniform(start, last + 2) - 1), mask=real)
-        tl.store(colours + place * 5 + 3, jitter3 * (2 * uniform(start, last + 3) - 1), mask=real)
+        tl.store(colours + offset * 5, 1 + jitter0 * (2 * uniform(start, last) - 1), mask=real)
+        tl.store(colours + offset * 5 + 1, 1 + jitter1 * (2 * uniform(start, last + 1) - 1), mask=real)
+        tl.store(colours + offset * 5 + 2, 1 + jitter2 * (2 * uniform(start, last + 2) - 1), mask=real)
+        tl.store(colours + offset * 5 + 3, jitter3 * (2 * uniform(start, last + 3) - 1), mask=real)
         apply = uniform(start, last + 4) < jitter_probability
-        tl.store(colours + place * 5 + 4, apply.to(tl.float32), mask=real)
+        tl.store(colours + offset * 5 + 4, apply.to(tl.float32), mask=real)
 
 
 @triton.jit
@@ -108,6 +109,7 @@ def read_pixels(image, y0, y1, x0, x1, wy, wx, inside, WIDTH: tl.constexpr):
 
 @triton.jit
 def hue_channel(value, chroma, hue, OFFSET: tl.constexpr):
+    """One channel of an HSV colour; see `views`."""
     k = hue + OFFSET
     k = k - 6.0 * tl.floor(k / 6.0)
     return value - chroma * clamp01(tl.minimum(k, 4.0 - k))
@@ -139,10 +141,10 @@ def views_kernel(
     JITTER: tl.constexpr,
     ADDITIVE: tl.constexpr,
 ):
-    """Crop, flip, jitter and normalise one view a program: `views.make_views` in one pass, from uint8 images.
+    """Crop, flip, jitter and normalise one view per program: `views.make_views` on uint8 images.
 
-    pool (K, n, C, H, W); index (S, K, n_views): rows of the pool; boxes (S, K, n_views, 4): where a view begins and how
-    far it goes, in x and in y; colours (S, K, n_views, 5): factors, turn, whether to jitter. out (S, K, n_views, …).
+    pool (K, n, C, H, W); index (S, K, n_views): rows of the pool; boxes (S, K, n_views, 4): start and extent in x
+    and in y; colours (S, K, n_views, 5): factors, hue rotation, whether to jitter. out (S, K, n_views, …).
     """
     view = tl.program_id(0).to(tl.int64)
     network = (view // n_views) % n_networks
@@ -156,10 +158,10 @@ def views_kernel(
     x0, y0 = x.to(tl.int32), y.to(tl.int32)
     x1, y1 = tl.minimum(x0 + 1, WIDTH - 1), tl.minimum(y0 + 1, HEIGHT - 1)
     wx, wy = x - x0.to(tl.float32), y - y0.to(tl.float32)
-    place = out + view * out_view + pixel * out_pixel
+    offset = out + view * out_view + pixel * out_pixel
     r = read_pixels(image, y0, y1, x0, x1, wy, wx, inside, WIDTH)
     if CHANNELS == 1:
-        tl.store(place, ((r - mean0) / std0).to(out.dtype.element_ty), mask=inside)
+        tl.store(offset, ((r - mean0) / std0).to(out.dtype.element_ty), mask=inside)
     else:
         g = read_pixels(image + HEIGHT * WIDTH, y0, y1, x0, x1, wy, wx, inside, WIDTH)
         b = read_pixels(image + 2 * HEIGHT * WIDTH, y0, y1, x0, x1, wy, wx, inside, WIDTH)
@@ -194,6 +196,6 @@ def views_kernel(
                 r = hue_channel(value, chroma, hue, 5.0)
                 g = hue_channel(value, chroma, hue, 3.0)
                 b = hue_channel(value, chroma, hue, 1.0)
-        tl.store(place, ((r - mean0) / std0).to(out.dtype.element_ty), mask=inside)
-        tl.store(place + out_channel, ((g - mean1) / std1).to(out.dtype.element_ty), mask=inside)
-        tl.store(place + 2 * out_channel, ((b - mean2) / std2).to(out.dtype.element_ty), mask=inside)
+        tl.store(offset, ((r - mean0) / std0).to(out.dtype.element_ty), mask=inside)
+        tl.store(offset + out_channel, ((g - mean1) / std1).to(out.dtype.element_ty), mask=inside)
+        tl.store(offset + 2 * out_channel, ((b - mean2) / std2).to(out.dtype.element_ty), mask=inside)
