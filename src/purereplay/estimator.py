@@ -310,11 +310,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             `buffer` (number of the delayed buffer in which it was scored) and `passed` (decision of the filter).
         """
         check_is_fitted(self)
-        judged = self._recorded.verdicts.table()
+        verdicts = self._recorded.verdicts.table()
         found = np.empty(self._recorded.verdicts.n, _SUSPECT)
         found["id"] = self._names.of(range(len(found)))
-        found["label"] = self._labels.given(judged.labels, objects=True)
-        for name, column in zip(_SUSPECT[2:], judged[1:], strict=True):
+        found["label"] = self._labels.given(verdicts.labels, objects=True)
+        for name, column in zip(_SUSPECT[2:], verdicts[1:], strict=True):
             found[name[0]] = column.numpy()
         return found[np.argsort(found["clean_probability"], kind="stable")]
 
