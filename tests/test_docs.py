@@ -17,7 +17,7 @@ from purereplay.paper.numbers import paper_table
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md", "docs/walkthrough.md")]
-DOCUMENTS += [ROOT / "docs" / name for name in ("performance.md", "live.md", "estimator.md", "filter.md")]
+DOCUMENTS += [ROOT / "docs" / name for name in ("performance.md", "your-data.md", "estimator.md", "filter.md")]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
