@@ -1,7 +1,8 @@
-"""The scikit-learn face: scikit-learn's own checks, equality with `purereplay run`, and what holds for any stream."""
+"""The scikit-learn interface: scikit-learn's checks, equality with `purereplay run`, and properties of any stream."""
 
 import copy
 import datetime
+import doctest
 import pickle
 import re
 from itertools import pairwise
@@ -27,6 +28,7 @@ from purereplay.data.noise import corrupt
 from purereplay.errors import InputError, UserError
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.settings import resolve
+from purereplay.nets.engine import drive
 
 PAGE = Path(__file__).parent.parent / "docs" / "estimator.md"
 SMALL = {"expert_epochs": 10, "base_epochs": 5, "settings": {"hidden": 32, "projection_size": 16}}
@@ -45,14 +47,14 @@ def tiny(**more) -> SelfPurifiedClassifier:
 
 
 def vectors(n, seed=0, labels=("a", "b", "c")):
-    """Feature vectors around a centre a label."""
+    """Feature vectors around one centre per label."""
     rng = np.random.default_rng(seed)
     classes = rng.integers(0, len(labels), n)
     return 4 * np.eye(5)[classes] + rng.normal(size=(n, 5)), [labels[c] for c in classes]
 
 
 def same(a: SelfPurifiedClassifier, b: SelfPurifiedClassifier) -> bool:
-    """Whether two are alike in everything that decides what comes next."""
+    """Whether two classifiers agree in everything that later results depend on."""
     ours, theirs = a._tensors(), b._tensors()
     equal = set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
     return equal and a._facts() == b._facts() and a.classes_.tolist() == b.classes_.tolist()
@@ -102,14 +104,14 @@ def run_and_fit(tmp_path: Path, overrides: dict[str, str]) -> tuple[np.ndarray, 
     """Logits on the test set of `purereplay run` and of the estimator, for one stream, settings and seed."""
     asked = resolve(dataset="digits", preset_name="demo", noise_rate=0.4, seed=3, device="cpu", overrides=overrides)
     experiment = prepare(asked, tmp_path / "run")
-    experiment.go()
+    drive(experiment.running(), experiment.engine)
     batch = experiment.stream.batch(0, len(experiment.stream))
     values = {name: int(value) for name, value in overrides.items()}
     ours = SelfPurifiedClassifier(
         preset="demo", delayed_size=100, purified_size=100, settings=values, device="cpu", random_state=3
     )
     images, labels = batch.images[:, 0].numpy(), batch.labels.numpy()
-    for start in range(0, len(labels), 370):  # pieces that know nothing of tasks and buffers
+    for start in range(0, len(labels), 370):  # pieces that do not match tasks or buffers
         part = slice(start, start + 370)
         ours.partial_fit(images[part], labels[part], classes=range(10), sample_ids=batch.index[part].tolist())
     ours.flush()
@@ -137,7 +139,7 @@ STREAM = vectors(45)
 
 @FEW
 @given(cuts=st.lists(st.integers(0, 45), max_size=8), saved=st.integers(0, 8), asked=st.integers(0, 8))
-def test_any_cutting_with_a_save_and_questions_on_the_way_gives_the_same(tmp_path_factory, cuts, saved, asked):
+def test_pieces_a_save_and_questions_in_between_do_not_change_the_result(tmp_path_factory, cuts, saved, asked):
     X, y = STREAM
     whole, cut = tiny().partial_fit(X, y), tiny()
     bounds = [0, *sorted(cuts), 45]
@@ -161,7 +163,7 @@ LABELS = st.one_of(PLAIN, st.tuples(PLAIN, PLAIN), st.tuples(PLAIN, st.tuples(PL
 
 @FEW
 @given(st.lists(LABELS, min_size=1, max_size=4, unique=True), st.integers(0, 99))
-def test_labels_of_any_type_are_learned_and_come_back_from_a_file(tmp_path_factory, labels, seed):
+def test_labels_of_any_type_are_learned_saved_and_loaded(tmp_path_factory, labels, seed):
     X, y = vectors(30, seed, labels)
     one = tiny().partial_fit(X[:20], y[:20])
     path = tmp_path_factory.mktemp("state") / "one.safetensors"
@@ -178,11 +180,11 @@ def test_labels_of_any_type_are_learned_and_come_back_from_a_file(tmp_path_facto
 
 @FEW
 @given(st.lists(st.one_of(st.text(max_size=4), st.integers(50, 10**20)), min_size=1, max_size=40, unique=True))
-def test_the_suspects_are_exactly_the_judged(names):
+def test_the_suspects_are_exactly_the_scored_samples(names):
     X, y = vectors(len(names))
     one = tiny().partial_fit(X, y, sample_ids=names)
-    judged = len(names) // 12 * 12
-    assert set(one.suspects()["id"].tolist()) == set(names[:judged])
+    n_scored = len(names) // 12 * 12
+    assert set(one.suspects()["id"].tolist()) == set(names[:n_scored])
     found = one.flush().suspects()
     assert set(found["id"].tolist()) == set(names) and len(found) == len(names)
     given_labels = dict(zip(names, y, strict=True))
@@ -198,7 +200,7 @@ def test_the_suspects_are_exactly_the_judged(names):
     np.testing.assert_allclose(held.X, X[places], rtol=1e-5, atol=1e-5)
 
 
-# ------------------------------------------------------------------ what goes in
+# ------------------------------------------------------------------ input
 
 
 def test_images_of_every_kind_are_one_stream():
@@ -239,7 +241,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_named_and_changes_nothing(case):
+def test_bad_input_is_reported_and_changes_nothing(case):
     X, y = vectors(20)
     one = tiny().partial_fit(X, y, sample_ids=[f"x{i}" for i in range(20)])
     before = copy.deepcopy(one)
@@ -263,7 +265,7 @@ def test_bad_input_is_named_and_changes_nothing(case):
         ({"device": "tpu"}, "device 'tpu' is unknown"),
     ],
 )
-def test_bad_arguments_are_named_when_learning_begins_and_forget_nothing(arguments, words):
+def test_bad_arguments_are_reported_when_learning_starts_and_change_nothing(arguments, words):
     X, y = vectors(20)
     one = tiny().fit(X, y)
     before = copy.deepcopy(one)
@@ -283,7 +285,7 @@ def test_samples_may_be_none():
         one.fit(X[:0], [])
 
 
-def test_seeds_make_a_difference_and_generators_are_drawn_from():
+def test_results_depend_on_the_seed_and_seeds_are_drawn_from_generators():
     X, y = vectors(30)
     a, b = (tiny(random_state=seed).fit(X, y).predict_proba(X) for seed in (0, 1))
     assert not np.array_equal(a, b)
@@ -292,21 +294,21 @@ def test_seeds_make_a_difference_and_generators_are_drawn_from():
     tiny(random_state=None).fit(X, y)
 
 
-# ------------------------------------------------------------------ what comes out
+# ------------------------------------------------------------------ output
 
 
-def test_as_long_as_nothing_has_passed_it_goes_by_how_often_labels_were_given():
+def test_until_a_sample_has_passed_predictions_are_label_frequencies():
     X, _ = vectors(7)
     one = tiny().partial_fit(X, list("aabbbbb"), classes=["c", "b", "a"])
     assert one.predict(X).tolist() == ["b"] * 7 and one.classes_.tolist() == ["a", "b", "c"]
     np.testing.assert_allclose(one.predict_proba(X[:1]), [[2 / 7, 5 / 7, 0]])
     assert len(one.suspects()) == 0 and len(one.purified().y) == 0 and np.isnan(one.noise_estimate().overall.rate)
     strict = {**TINY["settings"], "small_class": "drop"}
-    none = tiny(settings=strict).fit(X[:3], ["b", "a", "b"])  # too few to be judged: dropped
+    none = tiny(settings=strict).fit(X[:3], ["b", "a", "b"])  # too few to be scored: dropped
     assert not none.suspects()["passed"].any() and none.predict(X).tolist() == ["b"] * 7
 
 
-def test_new_classes_may_come_at_any_time():
+def test_new_classes_may_appear_at_any_time():
     X, y = vectors(60, labels=("b", "c", "d"))
     one = SelfPurifiedClassifier(**SMALL, delayed_size=30).partial_fit(X, y)
     assert one.classes_.tolist() == ["b", "c", "d"]
@@ -315,7 +317,7 @@ def test_new_classes_may_come_at_any_time():
     assert one.classes_.tolist() == ["a", "b", "c", "d"]
     assert one.score(new, ["a"] * 30) > 0.8 and one.score(X, y) > 0.8
     assert one.predict_proba(new).argmax(1).tolist().count(0) > 24
-    one.partial_fit(X[:2], [1, ("x", 2)])  # labels that cannot be compared stand as they came
+    one.partial_fit(X[:2], [1, ("x", 2)])  # labels that cannot be compared are in order of appearance
     assert one.classes_.tolist() == [*dict.fromkeys(y), "a", 1, ("x", 2)]
 
 
@@ -345,8 +347,8 @@ def noisy_digits(rate: float, seed: int = 0, noise: str = "symmetric"):
     return digits.images[order] / 16, labels[order], true[order]
 
 
-def test_images_are_judged_by_patches_in_whatever_pieces_they_come(tmp_path):
-    """No experts unless they are asked for; the wrong labels are found, and a save on the way changes nothing."""
+def test_images_are_scored_by_patches_in_any_pieces(tmp_path):
+    """No experts unless requested; wrong labels are found, and a save in between changes nothing."""
     images, noisy, true = (some[:450] for some in noisy_digits(0.3))
     chosen = {"delayed_size": 200, "base_epochs": 2, "settings": {"hidden": 32}, "device": "cpu"}
     whole, cut = SelfPurifiedClassifier(**chosen).partial_fit(images, noisy), SelfPurifiedClassifier(**chosen)
@@ -362,7 +364,7 @@ def test_images_are_judged_by_patches_in_whatever_pieces_they_come(tmp_path):
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.6])
 def test_the_noise_of_digits_is_estimated(rate):
-    """Barely trained networks suffice: what is alike in pixels is alike in their features."""
+    """Barely trained networks suffice: images with similar pixels have similar features."""
     X, y, true = noisy_digits(rate)
     one = SelfPurifiedClassifier(delayed_size=300, expert_epochs=1, base_epochs=4, settings={"hidden": 64}).fit(X, y)
     estimate = one.noise_estimate()
@@ -373,7 +375,7 @@ def test_the_noise_of_digits_is_estimated(rate):
 
 @pytest.mark.slow
 def test_the_noise_of_digits_is_estimated_as_the_page_says():
-    """Up to half a point: another machine may round otherwise."""
+    """Up to half a point, since another machine may round differently."""
     said = re.findall(r"^\| (\d+) % (\w+) \| ([^|]+) \| ([\d.]+) \| (\d) of 3 \|$", PAGE.read_text(), re.MULTILINE)
     assert len(said) == 6
     for percent, noise, errors, own, _ in said:
@@ -411,7 +413,7 @@ def test_on_a_gpu_it_learns_and_pieces_do_not_matter(kind):
 # ------------------------------------------------------------------ files
 
 
-def test_copies_go_on_alike(tmp_path):
+def test_copies_continue_alike(tmp_path):
     X, y = vectors(40)
     one = tiny().partial_fit(X[:20], y[:20])
     one.save(tmp_path / "one.safetensors")
@@ -425,7 +427,7 @@ def test_copies_go_on_alike(tmp_path):
     assert all(same(one, other) for other in others)
 
 
-def test_of_a_generator_the_seed_is_saved(tmp_path):
+def test_the_seed_of_a_generator_is_saved(tmp_path):
     X, y = vectors(20)
     one = tiny(random_state=np.random.RandomState(0)).partial_fit(X, y)
     one.save(tmp_path / "one.safetensors")
@@ -434,7 +436,7 @@ def test_of_a_generator_the_seed_is_saved(tmp_path):
     assert np.array_equal(loaded.flush().predict_proba(X), one.flush().predict_proba(X))
 
 
-def test_labels_that_json_has_not_are_learned_but_not_saved(tmp_path):
+def test_labels_without_a_json_form_are_learned_but_not_saved(tmp_path):
     X, _ = vectors(30)
     y = [datetime.date(2024, 1, 1 + i % 2) for i in range(30)]
     one = tiny().fit(X, y)
@@ -445,7 +447,7 @@ def test_labels_that_json_has_not_are_learned_but_not_saved(tmp_path):
     assert same(copy.deepcopy(one), one)
 
 
-def test_files_that_are_not_its_own_are_named(tmp_path):
+def test_damaged_and_foreign_files_are_reported(tmp_path):
     X, y = vectors(20)
     path = tmp_path / "one.safetensors"
     one = tiny().fit(X, y)
@@ -465,8 +467,14 @@ def test_files_that_are_not_its_own_are_named(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("purereplay.estimator.FORMAT", 99)
         one.save(path)
-    with pytest.raises(UserError, match="format 99, this version reads format 1"):
+    with pytest.raises(UserError, match="format 99, this version reads format 2"):
         SelfPurifiedClassifier.load(path)
+
+
+def test_the_example_in_the_docstring_runs():
+    found = doctest.DocTestFinder(recurse=False).find(SelfPurifiedClassifier, "SelfPurifiedClassifier")
+    results = [doctest.DocTestRunner().run(test) for test in found]
+    assert sum(result.attempted for result in results) == 8 and not any(result.failed for result in results)
 
 
 def test_the_estimators_page_runs(tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
-"""The scikit-learn face: a classifier that learns from a stream of samples whose labels it does not trust.
+"""The scikit-learn interface: a classifier that learns from a stream of samples with unreliable labels.
 
-`SelfPurifiedClassifier` translates between what people have (arrays, pictures, labels of any kind) and a learner with
-its books (`learners.audited`): labels become class numbers in the order in which they come, samples become tensors.
-docs/estimator.md shows it at work.
+`SelfPurifiedClassifier` converts arrays, images and labels of any type into tensors for a learner that records every
+decision (`learners.recorded`). Labels are numbered in the order of their first appearance. docs/estimator.md has
+examples.
 """
 
 from __future__ import annotations
@@ -40,41 +40,101 @@ from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate
 
 FORMAT = 2  # of saved files; version 0.1.0 wrote format 1
-_NAMED = ("delayed_size", "purified_size", "expert_epochs", "base_epochs")  # settings that are arguments
+_NAMED = ("delayed_size", "purified_size", "expert_epochs", "base_epochs")  # settings that are also arguments
 _SUSPECT: list[tuple[str, Any]] = [
-    ("id", object),  # the sample's
+    ("id", object),  # of the sample
     ("label", object),  # as given
     ("clean_probability", np.float64),  # high = clean
-    ("centrality", np.float64),  # high = central among those of its label in its buffer
-    ("buffer", np.int64),  # number of the delayed buffer in which it was judged
-    ("passed", np.bool_),  # the decision: whether it passed the filter
+    ("centrality", np.float64),  # high = central among the samples of its label and buffer
+    ("buffer", np.int64),  # number of the delayed buffer in which it was scored
+    ("passed", np.bool_),  # decision: whether it passed the filter
 ]
 
 
 class Purified(NamedTuple):
-    """What the purified buffer holds."""
+    """Contents of the purified buffer.
 
-    X: NDArray[Any]  # vectors (n, D), grey images uint8 (n, H, W), colour images uint8 (n, H, W, 3)
-    y: NDArray[Any]  # (n,): the labels as given
-    sample_ids: NDArray[Any]  # (n,)
-    clean_probability: NDArray[np.float64]  # (n,), high = clean
+    Attributes
+    ----------
+    X : ndarray
+        Feature vectors (n, D), grey images uint8 (n, H, W), or colour images uint8 (n, H, W, 3).
+    y : ndarray of shape (n,)
+        Labels as given.
+    sample_ids : ndarray of shape (n,)
+        Ids of the samples.
+    clean_probability : ndarray of shape (n,)
+        Probability that the label is right, high = clean.
+    """
+
+    X: NDArray[Any]
+    y: NDArray[Any]
+    sample_ids: NDArray[Any]
+    clean_probability: NDArray[np.float64]
 
 
 class NoiseEstimate(NamedTuple):
-    """Shares of wrong labels among the samples judged so far; see `purify.noise_rate` for what they can tell."""
+    """Estimated shares of wrong labels among the scored samples; `purify.noise_rate` describes their limits.
+
+    Attributes
+    ----------
+    overall : NoiseRate
+        Share among all samples.
+    by_class : dict
+        Shares by given label.
+    """
 
     overall: NoiseRate
-    by_class: dict[Hashable, NoiseRate]  # by given label
+    by_class: dict[Hashable, NoiseRate]
 
 
 class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Self-Purified Replay as a scikit-learn classifier for images and feature vectors with noisy labels.
 
-    Parameters: a `preset` of settings (`purereplay settings` lists them), four settings by name (None: the preset's),
-    any others as a mapping, the `device` ("auto", "cpu", "cuda") and `random_state`.
+    Samples wait in delayed buffers. A filter scores each full buffer, samples that pass enter the purified buffer, and
+    the classifier is trained on that buffer.
 
-    Fitted: `classes_` (sorted where the labels can be compared, else as they came; columns of `predict_proba`),
-    `n_seen_`, and `n_features_in_` for feature vectors.
+    Parameters
+    ----------
+    preset : str, default="live"
+        Name of a set of settings; `purereplay settings` lists them.
+    delayed_size : int, optional
+        Capacity of a delayed buffer, in samples. None: the value of the preset.
+    purified_size : int, optional
+        Capacity of the purified buffer, in samples. None: the value of the preset.
+    expert_epochs : int, optional
+        Epochs of an expert network per delayed buffer. None: the value of the preset. With the preset "live" images
+        are scored without experts unless this is given.
+    base_epochs : int, optional
+        Epochs of the base network per delayed buffer. None: the value of the preset.
+    settings : mapping, optional
+        Any other settings by name, such as ``{"hidden": 128, "graphs": 10}``.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+        Device of the training; "auto" is CUDA if it is available.
+    random_state : int, RandomState instance or None, default=0
+        Seed of all random draws. A RandomState or None: draw a seed when learning starts.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Labels so far, and columns of `predict_proba`. Sorted if the labels can be compared, otherwise in order of
+        appearance.
+    n_seen_ : int
+        Number of samples so far.
+    n_features_in_ : int
+        Number of features; only for feature vectors.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from purereplay import SelfPurifiedClassifier
+    >>> images, labels = load_digits().images / 16, load_digits().target
+    >>> classifier = SelfPurifiedClassifier(delayed_size=200, base_epochs=5)
+    >>> classifier = classifier.partial_fit(images[:400], labels[:400])
+    >>> classifier.predict(images[400:410]).shape
+    (10,)
+    >>> suspects = classifier.suspects()  # lowest clean probability first
+    >>> suspects.dtype.names
+    ('id', 'label', 'clean_probability', 'centrality', 'buffer', 'passed')
     """
 
     def __init__(
@@ -101,11 +161,24 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     # ---------------------------------------------------------------- learning
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from scratch, pass over the samples once in their order, and judge them to the last."""
+        """Learn from scratch in one pass over the samples, in their order, and score all of them.
+
+        Parameters
+        ----------
+        X : array-like, tensor or list of PIL images
+            Images (n, H, W) or (n, H, W, C), tensors (n, C, H, W), or feature vectors (n, D).
+        y : array-like of shape (n,)
+            Labels of any hashable type.
+
+        Returns
+        -------
+        self : SelfPurifiedClassifier
+            The fitted classifier.
+        """
         samples, labels = self._read(X, y)
         if not labels:
             raise InputError("X holds 0 samples, but at least one is required.")
-        self._begin(samples)
+        self._start(samples)
         self._know(in_order(labels))
         self._put(samples, labels, None)
         self._recorded.work(flush=True)
@@ -118,10 +191,23 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         classes: ArrayLike | Sequence[Hashable] | None = None,
         sample_ids: Sequence[Hashable] | None = None,
     ) -> Self:
-        """Go on with any number of samples; they are judged as soon as a delayed buffer is full.
+        """Continue with any number of samples; they are scored as soon as a delayed buffer is full.
 
-        `classes` may name labels that are still to come; labels that nobody named may come too. `sample_ids`, text or
-        whole numbers, are what `suspects` calls the samples; without them these are numbered from 0.
+        Parameters
+        ----------
+        X : array-like, tensor or list of PIL images
+            Samples, as for `fit`.
+        y : array-like of shape (n,)
+            Labels of any hashable type.
+        classes : array-like, optional
+            Labels that are expected. Other labels may appear as well.
+        sample_ids : sequence of str or int, optional
+            Ids of the samples, each used once. None: numbers in the stream, from 0.
+
+        Returns
+        -------
+        self : SelfPurifiedClassifier
+            The classifier.
         """
         samples, labels = self._read(X, y)
         named = [] if classes is None else in_order(read_labels(classes))
@@ -132,14 +218,20 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if not labels:
             return self
         if is_new:
-            self._begin(samples)
+            self._start(samples)
         self._know([*named, *labels])
         self._put(samples, labels, names)
         self._recorded.work()
         return self
 
     def flush(self) -> Self:
-        """Judge the samples that are still held back in a delayed buffer that is not full; more may come after."""
+        """Score the samples in a delayed buffer that is not full; more samples may follow.
+
+        Returns
+        -------
+        self : SelfPurifiedClassifier
+            The classifier.
+        """
         check_is_fitted(self)
         self._recorded.work(flush=True)
         return self
@@ -147,20 +239,58 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     # ---------------------------------------------------------------- classifying
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest label of each sample, (n,)."""
+        """Return the most likely label of each sample.
+
+        Parameters
+        ----------
+        X : array-like, tensor or list of PIL images
+            Samples, as for `fit`.
+
+        Returns
+        -------
+        y : ndarray of shape (n,)
+            Labels.
+        """
         best = self._scores(X).argmax(1)
         labels: NDArray[Any] = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities (n, len(classes_)); while nothing has passed the filter, how often each label was given."""
+        """Return the probability of every label.
+
+        Parameters
+        ----------
+        X : array-like, tensor or list of PIL images
+            Samples, as for `fit`.
+
+        Returns
+        -------
+        probabilities : ndarray of shape (n, n_classes)
+            Columns in the order of `classes_`. While no sample has passed the filter: relative frequencies of the
+            given labels.
+        """
         scores = self._scores(X)
         powers = np.exp(scores - scores.max(1, keepdims=True))
         shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
         return shares
 
     def score(self, X: Any, y: Any, sample_weight: NDArray[Any] | None = None) -> float:
-        """The share of samples whose predicted label is `y`."""
+        """Return the accuracy of the predictions.
+
+        Parameters
+        ----------
+        X : array-like, tensor or list of PIL images
+            Samples, as for `fit`.
+        y : array-like of shape (n,)
+            True labels.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the samples.
+
+        Returns
+        -------
+        score : float
+            Share of samples whose predicted label is `y`.
+        """
         labels = self._read_labels(y)
         predicted = self.predict(X).tolist()
         if len(labels) != len(predicted):
@@ -168,25 +298,34 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         right = [a == b for a, b in zip(predicted, labels, strict=True)]
         return float(np.average(right, weights=sample_weight))
 
-    # ---------------------------------------------------------------- what is believed
+    # ---------------------------------------------------------------- decisions of the filter
 
     def suspects(self) -> NDArray[Any]:
-        """Every sample judged so far, the most suspicious first: a structured array.
+        """Return every scored sample, lowest clean probability first.
 
-        Its fields are `id`, `label` (as given), `clean_probability` (high = clean), `centrality` (high = central),
-        `buffer` (the number of the delayed buffer in which it was judged) and `passed` (the decision).
+        Returns
+        -------
+        suspects : structured ndarray
+            Fields: `id`, `label` (as given), `clean_probability` (high = clean), `centrality` (high = central),
+            `buffer` (number of the delayed buffer in which it was scored) and `passed` (decision of the filter).
         """
         check_is_fitted(self)
-        judged = self._recorded.verdicts.table()
+        verdicts = self._recorded.verdicts.table()
         found = np.empty(self._recorded.verdicts.n, _SUSPECT)
         found["id"] = self._names.of(range(len(found)))
-        found["label"] = self._labels.given(judged.labels, objects=True)
-        for name, column in zip(_SUSPECT[2:], judged[1:], strict=True):
+        found["label"] = self._labels.given(verdicts.labels, objects=True)
+        for name, column in zip(_SUSPECT[2:], verdicts[1:], strict=True):
             found[name[0]] = column.numpy()
         return found[np.argsort(found["clean_probability"], kind="stable")]
 
     def purified(self) -> Purified:
-        """The samples that are believed to be clean and are kept for replay."""
+        """Return the contents of the purified buffer.
+
+        Returns
+        -------
+        purified : Purified
+            Samples that passed the filter and are kept for replay.
+        """
         check_is_fitted(self)
         held = self._recorded.learner.held()
         images = held.images if self._recorded.scale is None else self._recorded.scale.undo(held.images.cpu())
@@ -198,7 +337,13 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         )
 
     def noise_estimate(self) -> NoiseEstimate:
-        """How many of the labels judged so far are wrong, overall and by class, each with a 95 % interval."""
+        """Estimate the share of wrong labels among the scored samples.
+
+        Returns
+        -------
+        estimate : NoiseEstimate
+            Shares overall and by class, each with a 95 % interval.
+        """
         check_is_fitted(self)
         overall, rates = self._recorded.noise()
         return NoiseEstimate(overall, dict(zip(self._labels.labels, rates, strict=True)))
@@ -206,10 +351,15 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     # ---------------------------------------------------------------- files
 
     def save(self, path: str | Path) -> None:
-        """Everything as one safetensors file, written whole or not at all; the loaded one goes on bit for bit.
+        """Save the classifier as one safetensors file, written whole or not at all.
 
-        Labels must be text, numbers, true or false, or tuples of them. A `random_state` that is a generator is saved
-        as the seed that was drawn from it.
+        A loaded classifier continues exactly as the saved one would. Labels must be str, int, float, bool, or tuples
+        of these. A `random_state` that is a generator is saved as the seed that was drawn from it.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write.
         """
         check_is_fitted(self)
         facts, tensors = self._facts(), self._tensors()
@@ -220,7 +370,18 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """What `save` wrote."""
+        """Load a classifier that `save` has written.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to read.
+
+        Returns
+        -------
+        classifier : SelfPurifiedClassifier
+            The classifier.
+        """
         try:
             tensors, facts, _ = unpack_tensors(Path(path))
         except ValueError as error:
@@ -235,11 +396,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return loaded
 
     def _facts(self) -> dict[str, Any]:
-        """What is not a tensor."""
+        """Return the part of the state that is not tensors."""
         params = self.get_params(deep=False)
         return {
             "params": {name: _plain(value) for name, value in params.items()},
-            "options": asdict(self._options),  # resolved: a later version's presets change nothing
+            "options": asdict(self._options),  # resolved, so that the presets of a later version do not matter
             "seed": self._recorded.learner.seed,
             "shape": self._recorded.learner.image_shape,
             "vectors": self._recorded.is_vectors,
@@ -258,7 +419,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.n_seen_ = self._names.n
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies within Python and between its processes; files are `save`'s business."""
+        """Return the state for copies and pickles between processes; `save` is for files."""
         state = {name: getattr(self, name) for name in self.get_params(deep=False)}
         return state | ({"_saved": (self._facts(), self._tensors())} if self.__sklearn_is_fitted__() else {})
 
@@ -279,8 +440,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         tags.input_tags.three_d_array = True
         return tags
 
-    def _begin(self, samples: Tensor) -> None:
-        """Forget everything; the first samples say what there is to learn from."""
+    def _start(self, samples: Tensor) -> None:
+        """Start a new learner for samples of this kind."""
         shape, vectors = _shape(samples), is_vectors(samples)
         facts = DataFacts(shape, is_vectors=vectors)
         options = resolve(SprSettings, self._chosen(), facts, preset=self.preset)
@@ -291,7 +452,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self._build(options, shape, vectors, seed)
 
     def _chosen(self) -> dict[str, Any]:
-        """The settings that the arguments change."""
+        """Return the settings that the arguments change."""
         chosen: dict[str, Any] = _plain(self.settings or {})
         for name in _NAMED:
             value = _plain(getattr(self, name))
@@ -304,8 +465,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
         data = DataSpec(image_shape=shape, n_classes=0, is_vectors=vectors)
         learner = build_spr(options, data, engine=engine, seed=seed)
-        # the bits shall not depend on the pieces in which the stream comes. One buffer after the other they never do;
-        # with the GPU's fused loop, which is for experts on images, training many side by side changes none either
+        # Results must not depend on the pieces of the stream. Buffers that are processed one by one fulfil this. So do
+        # experts on images that the CUDA loop trains side by side.
         learner.buffer_filter.one_by_one = True
         together = device == "cuda" and not vectors and options.filter == "self-centered"
         self._recorded = RecordedLearner(learner, lookahead=64 if together else 1)
@@ -327,7 +488,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.n_seen_ = self._names.n
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
-        """The logarithms of probabilities up to a constant, (n, len(classes_))."""
+        """Return logarithms of probabilities up to a constant, (n, n_classes)."""
         check_is_fitted(self)
         samples = read_samples(X)
         self._check_shape(samples)
@@ -355,7 +516,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return read_labels(y)
 
     def _check_shape(self, samples: Tensor) -> None:
-        """Raise unless these samples are like those learned from."""
+        """Raise InputError unless these samples have the shape of the learned ones."""
         ours, vectors = self._recorded.learner.image_shape, self._recorded.is_vectors
         if _shape(samples) == ours and is_vectors(samples) == vectors:
             return
@@ -380,7 +541,7 @@ def _from_format_1(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and mappings as Python's own."""
+    """Convert numpy numbers and mappings to those of Python."""
     if isinstance(value, Mapping):
         return {key: _plain(own) for key, own in value.items()}
     return value.item() if isinstance(value, np.generic) else value

@@ -1,15 +1,16 @@
-"""Self-Purified Replay on feature vectors: float32 all the way."""
+"""Self-Purified Replay on feature vectors, which stay float32 in all steps."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from purereplay.learners.build import build_spr
 
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
-from purereplay.learners.settings import SprSettings
+from purereplay.learners.base import DataSpec
+from purereplay.learners.spr.build import build_spr
+from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 
 CPU = torch.device("cpu")
@@ -26,10 +27,12 @@ TINY = SprSettings(
     warm_epochs=1,
     finetune_epochs=30,
 )
+SIX = DataSpec(image_shape=(6, 1, 1), n_classes=3, is_vectors=True)
+TWO = DataSpec(image_shape=(2, 1, 1), n_classes=2, is_vectors=True)
 
 
 def test_it_learns_from_vectors():
-    ours = build_spr(TINY, image_shape=(6, 1, 1), n_classes=3, engine=Engine(CPU), seed=0, vectors=True)
+    ours = build_spr(TINY, SIX, engine=Engine(CPU), seed=0)
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (70,), generator=generator)
     vectors = torch.randn(70, 6, 1, 1, generator=generator) * 0.3
@@ -39,14 +42,14 @@ def test_it_learns_from_vectors():
     assert held.images.dtype == torch.float32 and torch.equal(held.images, vectors[held.index])
     accuracy = (ours.classifier().predict(vectors) == labels).double().mean()
     assert accuracy > 0.9
-    moved = build_spr(TINY, image_shape=(6, 1, 1), n_classes=3, engine=Engine(CPU), seed=0, vectors=True)
+    moved = build_spr(TINY, SIX, engine=Engine(CPU), seed=0)
     moved.load(ours.state())
     assert all(torch.equal(t, moved.state()[name]) for name, t in ours.state().items())
     assert torch.equal(moved.held().images, held.images)
 
 
 def test_vectors_are_refused_unless_they_are_finite_floats():
-    ours = build_spr(TINY, image_shape=(2, 1, 1), n_classes=2, engine=Engine(CPU), seed=0, vectors=True)
+    ours = build_spr(TINY, TWO, engine=Engine(CPU), seed=0)
     labels, index = torch.zeros(3, dtype=torch.int64), torch.arange(3)
     broken = torch.zeros(3, 2, 1, 1)
     broken[1, 0] = math.nan
@@ -56,11 +59,4 @@ def test_vectors_are_refused_unless_they_are_finite_floats():
         ours.take(Batch(torch.zeros(3, 2, 1, 1, dtype=torch.uint8), labels, index))
     assert ours.delayed.n == 0
     with pytest.raises(UserError, match="need the network mlp, not resnet18"):
-        build_spr(
-            replace(TINY, network="resnet18"),
-            image_shape=(2, 1, 1),
-            n_classes=2,
-            engine=Engine(CPU),
-            seed=0,
-            vectors=True,
-        )
+        build_spr(replace(TINY, network="resnet18"), TWO, engine=Engine(CPU), seed=0)

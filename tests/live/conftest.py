@@ -1,4 +1,4 @@
-"""The command line, called in this process."""
+"""Calls of the command line in this process."""
 
 import sys
 from collections.abc import Callable

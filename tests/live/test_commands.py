@@ -1,4 +1,4 @@
-"""The commands for data of one's own: what they print, what they refuse, how they end."""
+"""The commands on a state: output, refused items and exit codes."""
 
 import base64
 import csv
@@ -57,19 +57,19 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
-def test_a_bad_file_is_named_and_the_rest_is_taken(kind, photos, cli):
+def test_a_bad_file_is_named_and_the_others_are_added(kind, photos, cli):
     content, reason = BAD_FILES[kind]
     (photos / "a" / "0bad.png").write_bytes(content)
     done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
     assert done.code == 2
     first, last = done.err.strip().splitlines()
     assert first.startswith("a/0bad.png ") and reason in first
-    assert last == "purereplay: 1 of 4 items were refused; the others are taken in."
+    assert last == "purereplay: 1 of 4 items were refused; the others were added."
     assert ids(photos / "state") == list(GOOD)
 
 
-def test_what_fits_in_after_all(photos, cli):
-    """Sixteen bits, one bit and transparent ones are grey like the others."""
+def test_images_that_are_converted_to_grey(photos, cli):
+    """Images with sixteen bits, one bit or transparency become grey like the others."""
     others = {
         "deep": Image.fromarray(picture(7).astype(np.uint16) << 8),
         "bits": Image.fromarray(picture(8) > 60),
@@ -95,7 +95,7 @@ def test_an_unreadable_file(photos, cli, monkeypatch):
     assert ids(photos / "state") == ["a/0.png", "b/2.png"]
 
 
-def test_links_and_odd_things_in_a_folder(photos, cli):
+def test_links_and_special_files_in_a_folder(photos, cli):
     (photos / "a" / "9.png").symlink_to("/etc/hostname")
     (photos / "a" / "loop").symlink_to(photos)
     os.mkfifo(photos / "a" / "fifo")
@@ -118,7 +118,7 @@ def test_lists(photos, cli):
     done = cli("learn", listing, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
     assert done.code == 2 and "3 of 5 items were refused" in done.err
     assert ids(photos / "state") == ["a/0.png", "b/2.png"]
-    assert "a/0.png was given before with the label 'x'" in done.err
+    assert "a/0.png was added before with the label 'x'" in done.err
     listing = photos / "list.jsonl"
     lines = [
         {"path": "a/1.png", "label": "x"},
@@ -129,11 +129,11 @@ def test_lists(photos, cli):
     done = cli("learn", listing, "--state", photos / "state", "--hold-rest")
     assert done.code == 2 and "n has a label that is a number, not text" in done.err
     assert "line 4 is not JSON" in done.err and "2 of 4 items" in done.err
-    assert "taken in: 1, known before: 1" in done.out
+    assert "added: 1, already known: 1" in done.out
     assert ids(photos / "state") == ["a/0.png", "b/2.png", "a/1.png"]
 
 
-def test_nothing_is_begun_for_data_that_is_not_there(tmp_path, cli):
+def test_no_state_is_created_for_missing_data(tmp_path, cli):
     for data, sentence in [("nowhere", "does not exist"), (tmp_path, "holds no images")]:
         done = cli("learn", data, "--state", tmp_path / "state")
         assert done.code == 2 and sentence in done.err and len(done.err.strip().splitlines()) == 1
@@ -143,7 +143,7 @@ def test_nothing_is_begun_for_data_that_is_not_there(tmp_path, cli):
         assert done.code == 2 and "holds no state" in done.err and not (tmp_path / "state").exists()
 
 
-def test_the_whole_way(tmp_path, cli, monkeypatch):
+def test_all_commands(tmp_path, cli, monkeypatch):
     """learn, status, audit, correct, predict; then more of the same folder."""
     folder, state = tmp_path / "photos", tmp_path / "state"
     for i in range(50):
@@ -151,15 +151,15 @@ def test_the_whole_way(tmp_path, cli, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(picture(i, i % 2)))
     done = cli("learn", folder, "--state", state, *TINY_OPTIONS)
-    assert done.code == 0 and "taken in: 50, known before: 0, judged: 50" in done.out and "audit" in done.out
+    assert done.code == 0 and "added: 50, already known: 0, scored: 50" in done.out and "audit" in done.out
     done = cli("status", "--state", state)
     assert done.code == 0 and "50 in 3 buffers" in done.out and "[0]" in done.out
-    assert json.loads(cli("status", "--state", state, "--format", "json").out)["judged"] == 50
+    assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
-    assert done.code == 0 and "samples judged: 50" in done.out
+    assert done.code == 0 and "samples scored: 50" in done.out
     rows = list(csv.DictReader((tmp_path / "audit.csv").open()))
     assert len(rows) == 50
-    (tmp_path / "fixes.csv").write_text("id,label\n[0]/00.png,[1]\nnobody,[1]\n")
+    (tmp_path / "fixes.csv").write_text("id,label\n[0]/00.png,[1]\nunknown,[1]\n")
     done = cli("correct", "--state", state, tmp_path / "fixes.csv", "--device", "cpu")
     assert done.code == 2 and "labels corrected: 1" in done.out and "1 of 2 corrections were refused" in done.err
     done = cli("predict", "--state", state, folder, "--format", "jsonl")
@@ -176,14 +176,14 @@ def test_the_whole_way(tmp_path, cli, monkeypatch):
     assert done.code == 0 and lines[0]["label"] in done.out and "00.png" in done.out
     (folder / "[0]" / "new.png").write_bytes(png(picture(99)))
     done = cli("learn", folder, "--state", state, "--hold-rest")
-    assert "taken in: 1, known before: 50, judged: 0" in done.out
+    assert "added: 1, already known: 50, scored: 0" in done.out
     for arguments in (("predict", folder, "--format", "xml"), ("status", "--format", "xml")):
         assert "'xml' is unknown" in cli(*arguments, "--state", state).err
 
 
 @pytest.mark.parametrize("choice", ["features=patches", "features=penultimate", "filter=aum", "self_replay=never"])
-def test_every_way_to_judge_and_learn_goes_from_folder_to_prediction(choice, tmp_path, cli):
-    """Also those that train no experts, or no base: the time that is left is told from what they do train."""
+def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_path, cli):
+    """Also those without experts or base: the time left is estimated from the training that they have."""
     folder, state = tmp_path / "photos", tmp_path / "state"
     for i in range(50):
         path = folder / str(i % 2) / f"{i:02}.png"
@@ -191,13 +191,13 @@ def test_every_way_to_judge_and_learn_goes_from_folder_to_prediction(choice, tmp
         path.write_bytes(png(picture(i, i % 2, size=8)))
     fast = ["--set", "aum_epochs=2"] if choice == "filter=aum" else []
     done = cli("learn", folder, "--state", state, *TINY_OPTIONS, "--set", choice, *fast)
-    assert done.code == 0 and "judged: 50" in done.out, done.err
-    assert "samples judged: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
+    assert done.code == 0 and "scored: 50" in done.out, done.err
+    assert "samples scored: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
     done = cli("predict", "--state", state, folder / "0" / "00.png", "--format", "jsonl")
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
 
 
-# ---------------------------------------------------------------- in processes of their own
+# ---------------------------------------------------------------- in separate processes
 
 
 def line(i: int, **changes: object) -> str:
@@ -205,13 +205,13 @@ def line(i: int, **changes: object) -> str:
     return json.dumps({"id": f"s{i}", "image": image, "label": f"label {i % 3}"} | changes) + "\n"
 
 
-def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_kept_out(tmp_path):
+def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_refused(tmp_path):
     call = command("learn", "-", "--state", tmp_path / "state", *TINY_OPTIONS)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(call, env=ENVIRONMENT, **pipes)
     process.stdin.write(line(0) + line(1, label=7) + line(0) + line(2))
     process.stdin.flush()
-    answers = [json.loads(process.stdout.readline()) for _ in range(4)]  # they come before the pipe ends
+    answers = [json.loads(process.stdout.readline()) for _ in range(4)]  # before the pipe ends
     refused = {"id": "s1", "line": 2, "error": "s1 has a label that is a number, not text"}
     assert answers == [{"id": "s0", "ok": True}, refused, {"id": "s0", "ok": True}, {"id": "s2", "ok": True}]
     assert ids(tmp_path / "state") == ["s0", "s2"]
@@ -221,8 +221,8 @@ def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_kept_out(tmp_pa
     answers = [json.loads(text) for text in out.splitlines()]
     assert [a.get("id") for a in answers] == [f"s{i}" for i in range(3, 25)] + [None]
     assert answers[-1]["line"] == 27 and "line 27 is not JSON" in answers[-1]["error"]
-    assert process.returncode == 2 and err == "purereplay: 2 of 27 items were refused; the others are taken in.\n"
-    assert len(fingerprint(tmp_path / "state")["decisions"]) == 20  # the rest is held back
+    assert process.returncode == 2 and err == "purereplay: 2 of 27 items were refused; the others were added.\n"
+    assert len(fingerprint(tmp_path / "state")["decisions"]) == 20  # the rest is held
 
 
 def test_a_watched_folder_and_ctrl_c(tmp_path):
@@ -240,11 +240,11 @@ def test_a_watched_folder_and_ctrl_c(tmp_path):
         assert _n_samples(state) == n
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and "the same command goes on from here" in err and "Traceback" not in err
+    assert process.returncode == 2 and "the same command continues from here" in err and "Traceback" not in err
 
 
 def _n_samples(state: Path) -> int:
     try:
         return len(ids(state))
-    except Exception:  # not begun yet
+    except Exception:  # not created yet
         return -1

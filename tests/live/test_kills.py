@@ -1,4 +1,4 @@
-"""A pipe whose reader is killed again and again: what was acknowledged is there, once, and the end is the same."""
+"""A pipe whose reader is killed repeatedly: answered samples are stored once, and the result is the same."""
 
 import json
 import os
@@ -18,23 +18,23 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Feeder:
-    """A client that sends a stream, and after a cut whatever was not answered."""
+    """A client that sends a stream, and after an interruption every line that was not answered."""
 
     def __init__(self, state: Path, n: int) -> None:
         self.call = [sys.executable, "-m", "purereplay.cli", "learn", "-", "--state", str(state), *TINY_OPTIONS]
         self.lines = [line(i) for i in range(n)]
         self.answered: list[str] = []  # ids, in the order of their answers
 
-    def live(self, n_more: int | None, wait: float | None, since_answer: bool) -> bool:
-        """One life of the reader: killed after a while, or fed to the end; whether the kill met it alive.
+    def run(self, n_more: int | None, wait: float | None, since_answer: bool) -> bool:
+        """Run the reader once, and kill it after `wait` seconds or let it finish; returns whether it was killed.
 
-        It is sent `n_more` lines that are not answered yet, None: all; the while begins with the start or with the
-        first answer.
+        It gets the next `n_more` lines that are not answered yet, None: all. The waiting time starts with the process,
+        or with the first answer.
         """
         process = subprocess.Popen(
             self.call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
         )
-        begun = threading.Event()
+        answered = threading.Event()
         todo = self.lines[len(set(self.answered)) :][:n_more]
 
         def send() -> None:
@@ -47,21 +47,21 @@ class Feeder:
             except BrokenPipeError:
                 pass
 
-        def hear() -> None:
+        def receive() -> None:
             for answer in process.stdout:
                 if answer.endswith(b"\n"):
                     assert json.loads(answer)["ok"]
                     self.answered.append(json.loads(answer)["id"])
-                    begun.set()
+                    answered.set()
 
-        threads = [threading.Thread(target=send), threading.Thread(target=hear)]
+        threads = [threading.Thread(target=send), threading.Thread(target=receive)]
         for thread in threads:
             thread.start()
         if wait is None:
             process.wait(timeout=600)
         else:
             if since_answer:
-                begun.wait(timeout=60)
+                answered.wait(timeout=60)
             time.sleep(wait)
         was_alive = process.poll() is None
         if was_alive:
@@ -75,20 +75,20 @@ class Feeder:
 
 
 def kill(state: Path, n_kills: int, n: int, seed: int) -> list[str]:
-    """The ids that were answered, through so many kills and a life to the end."""
+    """Kill the reader `n_kills` times, then let it finish; returns the answered ids."""
     dice, feeder, hits = random.Random(seed), Feeder(state, n), 0
     while hits < n_kills:
-        early = dice.random() < 0.1  # some die before they have read anything
+        early = dice.random() < 0.1  # some are killed before they have read anything
         wait = dice.uniform(0.0, 3.0) if early else dice.uniform(0.0, 0.4)
-        hits += feeder.live(dice.randint(1, 2 * n // n_kills), wait, since_answer=not early)
+        hits += feeder.run(dice.randint(1, 2 * n // n_kills), wait, since_answer=not early)
         check(state, feeder.answered)
-    feeder.live(None, None, since_answer=False)
+    feeder.run(None, None, since_answer=False)
     check(state, feeder.answered)
     return feeder.answered
 
 
 def check(state: Path, answered: list[str]) -> None:
-    """What was acknowledged is in the state, once each and in order."""
+    """Assert that answered samples are in the state, once each and in order."""
     if not answered:
         return
     held = [row[1] for row in fingerprint(state)["samples"]]
@@ -96,9 +96,9 @@ def check(state: Path, answered: list[str]) -> None:
     assert set(answered) <= set(held)
 
 
-def ends_the_same(tmp_path: Path, n_kills: int, n: int) -> None:
+def check_same_result(tmp_path: Path, n_kills: int, n: int) -> None:
     feeder = Feeder(tmp_path / "whole", n)
-    feeder.live(None, None, since_answer=False)
+    feeder.run(None, None, since_answer=False)
     assert feeder.answered == [f"s{i}" for i in range(n)]
     answered = kill(tmp_path / "killed", n_kills, n, seed=1)
     whole, killed = fingerprint(tmp_path / "whole"), fingerprint(tmp_path / "killed")
@@ -108,9 +108,9 @@ def ends_the_same(tmp_path: Path, n_kills: int, n: int) -> None:
 
 
 def test_killed_three_times(tmp_path):
-    ends_the_same(tmp_path, n_kills=3, n=90)
+    check_same_result(tmp_path, n_kills=3, n=90)
 
 
 @pytest.mark.slow
 def test_killed_a_hundred_times(tmp_path):
-    ends_the_same(tmp_path, n_kills=100, n=3010)
+    check_same_result(tmp_path, n_kills=100, n=3010)

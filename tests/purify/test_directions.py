@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from purereplay.evaluate.plan import plan
-from purereplay.learners.build import build_spr
 
 from purereplay.data.batch import Batch
+from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.settings import resolve
+from purereplay.learners.base import DataSpec
+from purereplay.learners.spr.build import build_spr
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.directions import concatenate_features, main_directions
@@ -58,9 +59,9 @@ def test_a_run_may_compare_experts_and_patches_at_once():
     settings = resolve(
         dataset="digits", device="cpu", preset_name="demo", overrides={"features": "combined", "expert_epochs": "3"}
     )
-    assert set(plan(settings, (1437,)).steps) == {"expert", "base", "finetune"}
+    assert set(count_steps(settings, (1437,)).steps) == {"expert", "base", "finetune"}
     engine = Engine(torch.device("cpu"))
-    one = build_spr(settings.options, image_shape=(1, 8, 8), n_classes=10, engine=engine, seed=3)
+    one = build_spr(settings.options, DataSpec(image_shape=(1, 8, 8), n_classes=10), engine=engine, seed=3)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (100, 1, 8, 8), np.uint8))
     labels = torch.arange(100) % 10
     one.take(Batch(images, labels, torch.arange(100)))

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from purereplay.evaluate.plan import plan
-from purereplay.learners.build import build_spr, make_spr
 from scipy.linalg import sqrtm
 from sklearn.metrics import roc_auc_score
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
 from purereplay.errors import InputError, UserError
+from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.settings import own_settings, preset_settings
+from purereplay.learners.base import DataSpec
+from purereplay.learners.settings import DataFacts
+from purereplay.learners.settings import resolve as resolve_settings
+from purereplay.learners.spr.build import build_spr, make_spr
+from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.purify import patches
 from purereplay.purify.patches import patch_features
@@ -116,35 +119,39 @@ def test_wrong_labels_are_found_by_them():
 
 def test_no_expert_is_trained():
     settings = resolve(dataset="digits", device="cpu", preset_name="demo", overrides={"features": "patches"})
-    assert set(plan(settings, (1437,)).steps) == {"base", "finetune"}
-    one = build_spr(settings.options, image_shape=(1, 8, 8), n_classes=10, engine=Engine(torch.device("cpu")), seed=3)
+    assert set(count_steps(settings, (1437,)).steps) == {"base", "finetune"}
+    data = DataSpec(image_shape=(1, 8, 8), n_classes=10)
+    one = build_spr(settings.options, data, engine=Engine(torch.device("cpu")), seed=3)
     images, labels = noise(100, 1, 8, 8), torch.arange(100) % 10
     one.take(Batch(images, labels, torch.arange(100)))
-    while one.queue[0].clean_probability is None:
-        with pytest.raises(StopIteration):  # nothing is asked for
-            next(one.work())
+    with pytest.raises(StopIteration):  # no training is requested
+        next(one.work())
     expected = score_samples(patch_features(images, one._seed("patches", 0)), labels, one._seed("graphs", 0))
-    assert torch.equal(one.queue[0].clean_probability, expected.clean_probability)
+    assert torch.equal(one.scored[0].clean_probability, expected.clean_probability)
 
 
 @pytest.mark.parametrize("features", ["patches", "combined"])
 def test_vectors_have_no_patches(features):
-    settings = own_settings("demo", {"features": features}, (12, 1, 1), vectors=True)
+    settings = settings_of("demo", {"features": features}, VECTORS)
+    data = DataSpec(image_shape=(12, 1, 1), n_classes=2, is_vectors=True)
     with pytest.raises(UserError, match="Feature vectors have no patches"):
-        build_spr(
-            settings, image_shape=(12, 1, 1), n_classes=2, engine=Engine(torch.device("cpu")), seed=0, vectors=True
-        )
-    assert make_spr((1, 8, 8), 2, features=features).judging.filtering.features == features
+        build_spr(settings, data, engine=Engine(torch.device("cpu")), seed=0)
+    assert make_spr((1, 8, 8), 2, features=features).buffer_filter.choice.features == features
 
 
-def test_the_daily_preset_scores_images_by_patches_unless_somebody_asks_for_experts():
-    images = (1, 8, 8)
-    assert own_settings("daily", {}, images).features == "patches"
-    assert own_settings("daily", {"expert_epochs": 5}, images).features == "projection"
-    assert own_settings("daily", {"expert_epochs": 5, "features": "patches"}, images).features == "patches"
-    assert own_settings("daily", {}, (12, 1, 1), vectors=True).features == "projection"
-    assert own_settings("paper", {}, (12, 1, 1), vectors=True).features == "penultimate"
-    assert preset_settings("daily", {"expert_epochs": "5"}).features == "projection"
+IMAGES, VECTORS = DataFacts((1, 8, 8)), DataFacts((12, 1, 1), is_vectors=True)
+
+
+def settings_of(preset: str, chosen: dict, facts: DataFacts) -> SprSettings:
+    return resolve_settings(SprSettings, chosen, facts, preset=preset)
+
+
+def test_the_live_preset_scores_images_by_patches_unless_experts_are_asked_for():
+    assert settings_of("live", {}, IMAGES).features == "patches"
+    assert settings_of("live", {"expert_epochs": 5}, IMAGES).features == "projection"
+    assert settings_of("live", {"expert_epochs": 5, "features": "patches"}, IMAGES).features == "patches"
+    assert settings_of("live", {}, VECTORS).features == "projection"
+    assert settings_of("paper", {}, VECTORS).features == "penultimate"
 
 
 @pytest.mark.gpu

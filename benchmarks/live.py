@@ -1,10 +1,10 @@
-"""The commands of docs/your-data.md from folder to audit, measured against the truth and against plain replay.
+"""The commands of docs/live.md from folder to audit, compared with the true labels and with plain replay.
 
-    python benchmarks/your_data.py --out results/your-data              # digits, seeds 1 to 3
-    python benchmarks/your_data.py --data mnist                         # 2,000 images of 28×28: how long, and how well
-    python benchmarks/your_data.py --data cifar10 --set features=projection    # other settings of `learn`
+    python benchmarks/live.py --out results/live                          # digits, seeds 1 to 3
+    python benchmarks/live.py --data mnist                                # 2,000 images of 28×28
+    python benchmarks/live.py --data cifar10 --set features=projection    # other settings of `learn`
 
-Nothing here is known to the learner but the folder.
+The learner sees the folder only, not the true labels.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from purereplay.learners.baselines.build import build_rival
-from purereplay.learners.baselines.settings import rival_settings
-from purereplay.learners.build import make_backbone
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import load
-from purereplay.learners.settings import PRESETS
+from purereplay.learners.base import DataSpec
+from purereplay.learners.baselines.crs import CrsSettings, build
+from purereplay.learners.settings import DataFacts, resolve
+from purereplay.learners.spr.settings import PRESETS
 from purereplay.nets.engine import Engine
-from purereplay.nets.networks import Head, Network
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "your-data.md"
-Truth = dict[str, str]  # the true label by a file's name
+DOCUMENT = Path(__file__).parent.parent / "docs" / "live.md"
+Truth = dict[str, str]  # true label by file name
 
 
 def make_digits(folder: Path) -> Truth:
-    """The folders of the document, by its own Python."""
+    """Make the folders of the document with its own Python code."""
     [block] = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     subprocess.run([sys.executable, "-c", block], cwd=folder, check=True)
     return {f"{i:04}.png": str(label) for i, label in enumerate(load_digits().target)}
 
 
 def make_folders(data: str, folder: Path) -> Truth:
-    """2,000 training images in the folder, 30 % of them under a wrong label, and 2,000 others of the training part."""
+    """Make a folder of 2,000 training images, 30 % with a wrong label, and one of 2,000 other training images."""
     loaded, dice = load(data), np.random.default_rng(0)
     assert loaded.true_labels is not None
     truth = {}
@@ -64,7 +63,7 @@ def make_folders(data: str, folder: Path) -> Truth:
 
 
 def measure(folder: Path, truth: Truth, seed: int, options: list[str]) -> dict[str, Any]:
-    """The document's commands, `learn` with other options, and what they are worth."""
+    """Run the commands of the document, `learn` with further options, and return the measurements."""
     state = folder / f"state-{seed}"
     seconds = {}
     for name, arguments in {
@@ -102,32 +101,18 @@ def measure(folder: Path, truth: Truth, seed: int, options: list[str]) -> dict[s
 
 
 def plain_replay(folder: Path, truth: Truth, seed: int, *, shuffled: bool) -> float:
-    """The accuracy of `crs` on the same samples, in the same order or in a random one."""
+    """Return the accuracy of `crs` on the same samples, in the same order or in a random one."""
     paths = sorted((folder / "digits").rglob("*.png"))
     images, labels = _pixels(paths), torch.tensor([int(path.parent.name) for path in paths])
     order = torch.arange(len(paths))
     if shuffled:
         order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(seed))
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
-    daily = PRESETS["daily"]
-    settings = rival_settings(
-        "crs",
-        "demo",
-        {"hidden": str(daily["hidden"]), "network": daily["network"]},
-        memory_size=daily["purified_size"],
-        image_shape=shape,
-        noise_rate=0.0,
-    )
-    learner = build_rival(
-        "crs",
-        settings,
-        network=Network(make_backbone(settings, shape), Head(10)),
-        image_shape=shape,
-        n_classes=10,
-        n_stream=len(paths),
-        engine=Engine(torch.device("cpu")),
-        seed=seed,
-    )
+    live = PRESETS["live"]
+    chosen = {"hidden": live["hidden"], "network": live["network"], "memory_size": live["purified_size"]}
+    settings = resolve(CrsSettings, chosen, DataFacts(shape), preset="demo")
+    data = DataSpec(image_shape=shape, n_classes=10, n_samples=len(paths))
+    learner = build(settings, data, engine=Engine(torch.device("cpu")), seed=seed)
     learner.observe(Batch(images[order], labels[order], order))
     learner.flush()
     new = sorted((folder / "new").glob("*.png"))
@@ -142,7 +127,7 @@ def _pixels(paths: list[Path]) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for one JSON file a seed")
+    parser.add_argument("--out", type=Path, help="folder for one JSON file per seed")
     parser.add_argument("--data", choices=("digits", "mnist", "cifar10"), default="digits")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of `learn`")
     arguments = parser.parse_args()

@@ -1,12 +1,13 @@
-"""The learner with its books: whatever the pieces, whatever is cut off, nothing is lost and nothing differs."""
+"""The learner that records every decision: pieces and interruptions neither lose a sample nor change a result."""
 
 import numpy as np
 import pytest
 import torch
-from purereplay.learners.audited import SAMPLE_SIZE, AuditedLearner, Scale, fit_scale
-from purereplay.learners.build import build_spr
 
-from purereplay.learners.settings import SprSettings
+from purereplay.learners.base import DataSpec
+from purereplay.learners.recorded import SAMPLE_SIZE, RecordedLearner, Scale, fit_scale
+from purereplay.learners.spr.build import build_spr
+from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Job, Trained
 
@@ -26,12 +27,11 @@ TINY = SprSettings(
 )
 
 
-def audited(vectors=True, n_classes=3, engine=None) -> AuditedLearner:
+def recorded(vectors=True, n_classes=3, engine=None) -> RecordedLearner:
     shape = (4, 1, 1) if vectors else (1, 5, 6)
     engine = engine or Engine(torch.device("cpu"))
-    return AuditedLearner(
-        build_spr(TINY, image_shape=shape, n_classes=n_classes, engine=engine, seed=3, vectors=vectors)
-    )
+    data = DataSpec(image_shape=shape, n_classes=n_classes, is_vectors=vectors)
+    return RecordedLearner(build_spr(TINY, data, engine=engine, seed=3))
 
 
 def samples(n, vectors=True, seed=0):
@@ -42,7 +42,7 @@ def samples(n, vectors=True, seed=0):
     return torch.randint(0, 256, (n, 1, 5, 6), dtype=torch.uint8, generator=generator), labels
 
 
-def same(a: AuditedLearner, b: AuditedLearner) -> bool:
+def same(a: RecordedLearner, b: RecordedLearner) -> bool:
     ours, theirs = a.state(), b.state()
     return set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -51,24 +51,24 @@ def same(a: AuditedLearner, b: AuditedLearner) -> bool:
 @pytest.mark.parametrize("pieces", [(1,) * 50, (19, 2, 29), (50,), (20, 20, 10)])
 def test_the_pieces_do_not_matter(vectors, pieces):
     x, y = samples(50, vectors)
-    whole, cut = audited(vectors), audited(vectors)
+    whole, cut = recorded(vectors), recorded(vectors)
     whole.put(x, y)
     whole.work()
     for own_x, own_y in zip(x.split(pieces), y.split(pieces), strict=True):
         cut.put(own_x, own_y)
         cut.work()
-    assert same(whole, cut) and whole.judged.n == 40 and whole.learner.delayed.n == 10
+    assert same(whole, cut) and whole.verdicts.n == 40 and whole.learner.delayed.n == 10
     for one in (whole, cut):
         one.work(flush=True)
-    assert same(whole, cut) and whole.judged.n == 50 and whole.sample.n == 50
-    assert torch.equal(whole.judged.table().labels, y)
+    assert same(whole, cut) and whole.verdicts.n == 50 and whole.sample.n == 50
+    assert torch.equal(whole.verdicts.table().labels, y)
 
 
-def test_the_scale_is_the_first_buffers():
+def test_the_scale_is_that_of_the_first_buffer():
     x, y = samples(31)
-    x[:, 2] = 5.0  # does not vary
+    x[:, 2] = 5.0  # constant
     x[25, 1] = 1e9
-    one = audited()
+    one = recorded()
     one.put(x[:19], y[:19])
     one.work()
     assert one.scale is None and one.inbox.n == 19 and one.classifier() is None
@@ -83,12 +83,12 @@ def test_the_scale_is_the_first_buffers():
     torch.testing.assert_close(one.scale.undo(scaled[:20]), x[:20], rtol=1e-6, atol=1e-6)
 
 
-def test_a_short_streams_scale_is_its_own():
+def test_the_scale_of_a_stream_shorter_than_a_buffer():
     x, y = samples(7)
-    one = audited()
+    one = recorded()
     one.put(x, y)
     one.work(flush=True)
-    assert one.judged.n == 7 and one.scale is not None
+    assert one.verdicts.n == 7 and one.scale is not None
     torch.testing.assert_close(one.scale.mean, x.mean(0))
 
 
@@ -100,7 +100,7 @@ def test_one_sample_and_equal_samples_have_a_scale():
 
 
 class Stops(Engine):
-    """Lets some networks of one phase be trained and is interrupted at the next."""
+    """Trains some networks of one phase and is interrupted at the next."""
 
     def __init__(self, phase: str, lets: int) -> None:
         super().__init__(torch.device("cpu"))
@@ -115,28 +115,28 @@ class Stops(Engine):
 
 
 @pytest.mark.parametrize("stop_at", ["expert", "base"])
-def test_work_that_was_cut_off_goes_on(stop_at):
-    """Interrupted in its training at every buffer, from one state to the next: the end is the same."""
+def test_interrupted_work_continues(stop_at):
+    """Interrupted in the training of every buffer and restored from its state, it ends with the same result."""
     x, y = samples(65)
-    whole = audited()
+    whole = recorded()
     whole.put(x, y)
     whole.work(flush=True)
-    ours, stopped = audited(engine=Stops(stop_at, lets=0)), []
+    ours, stopped = recorded(engine=Stops(stop_at, lets=0)), []
     ours.put(x, y)
-    while ours.judged.n < 65:
+    while ours.verdicts.n < 65:
         try:
             ours.work(flush=True)
         except InterruptedError:
             stopped.append(ours.learner.n_done)
-        moved = audited(engine=Stops(stop_at, lets=1))
+        moved = recorded(engine=Stops(stop_at, lets=1))
         moved.load({name: t.clone() for name, t in ours.state().items()})
         ours = moved
     assert stopped == [0, 1, 2, 3] and same(ours, whole)
 
 
-def test_labels_may_come_that_nobody_spoke_of():
+def test_unannounced_labels_may_appear():
     x, y = samples(50)
-    known, grown = audited(n_classes=3), audited(n_classes=0)
+    known, grown = recorded(n_classes=3), recorded(n_classes=0)
     known.put(x, y)
     known.work()
     for start in range(0, 50, 10):
@@ -146,10 +146,10 @@ def test_labels_may_come_that_nobody_spoke_of():
     assert same(known, grown)
 
 
-def test_the_sample_of_the_judged_is_a_uniform_one():
-    assert audited().sample.capacity == SAMPLE_SIZE
+def test_the_sample_of_scored_samples_is_uniform():
+    assert recorded().sample.capacity == SAMPLE_SIZE
     x, y = samples(60)
-    one = audited()
+    one = recorded()
     one.sample.capacity = 20
     one.put(x, y)
     one.work()
@@ -158,8 +158,7 @@ def test_the_sample_of_the_judged_is_a_uniform_one():
     assert torch.equal(held.labels, y[held.index]) and torch.equal(held.images, one.scaled(x)[held.index])
 
 
-def test_large_images_leave_room_for_fewer():
-    one = AuditedLearner(
-        build_spr(TINY, image_shape=(3, 400, 400), n_classes=2, engine=Engine(torch.device("cpu")), seed=0)
-    )
+def test_fewer_large_images_are_kept():
+    data = DataSpec(image_shape=(3, 400, 400), n_classes=2)
+    one = RecordedLearner(build_spr(TINY, data, engine=Engine(torch.device("cpu")), seed=0))
     assert one.sample.capacity == 200

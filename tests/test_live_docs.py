@@ -1,4 +1,4 @@
-"""docs/your-data.md does what it says: its Python makes the folder, its commands run, its numbers are measured ones."""
+"""docs/live.md: its Python makes the folder, its commands run, and its numbers are those of the result files."""
 
 import csv
 import json
@@ -16,9 +16,9 @@ from sklearn.datasets import load_digits
 from purereplay.cli import main
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "your-data.md").read_text()
-RESULTS = ROOT / "results" / "your-data"
-# for the fast test: the same way with little training; a state is begun with these, the other commands take none
+TEXT = (ROOT / "docs" / "live.md").read_text()
+RESULTS = ROOT / "results" / "live"
+# for the fast test: little training; only `learn` takes these options
 LITTLE = "--device cpu --set base_epochs=2 --set finetune_epochs=2"
 CAMERA = """
 import base64, json, pathlib
@@ -39,7 +39,7 @@ def fixes() -> str:
 
 @pytest.fixture
 def truth(tmp_path, monkeypatch):
-    """What the document has before its commands, in the present folder; the true labels by file name."""
+    """The files that the commands of the document need, in the working directory; true labels by file name."""
     monkeypatch.chdir(tmp_path)
     [block] = blocks("python")
     exec(block, {})
@@ -49,7 +49,7 @@ def truth(tmp_path, monkeypatch):
 
 
 def call(commands: str, monkeypatch, capsys) -> str:
-    """Run the lines of a block in this process, each `purereplay … [> file]`; what they print."""
+    """Run the lines of a block in this process, each `purereplay … [> file]`; returns their output."""
     printed = ""
     for line in commands.splitlines():
         text, _, file = line.partition(" > ")
@@ -74,7 +74,7 @@ def test_every_command_runs(truth, monkeypatch, capsys):
     five, pipe = blocks("sh")
     assert [line.split()[1] for line in five.splitlines()] == ["learn", "status", "audit", "correct", "predict"]
     out = call(re.sub(r"^(purereplay learn .*)$", rf"\1 {LITTLE}", five, flags=re.MULTILINE), monkeypatch, capsys)
-    assert "taken in: 1,500, known before: 0, judged: 1,500" in out and "labels corrected: 2" in out
+    assert "added: 1,500, already known: 0, scored: 1,500" in out and "labels corrected: 2" in out
     audit = rows("audit.csv")
     assert len(audit) == 1500 and list(audit[0]) == re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)
     assert len(rows("predicted.csv")) == 297
@@ -87,7 +87,7 @@ def test_every_command_runs(truth, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_commands_end_in_an_audit_and_a_classifier_that_are_worth_something(truth, monkeypatch, capsys):
+def test_the_audit_finds_wrong_labels_and_the_classifier_beats_plain_replay(truth, monkeypatch, capsys):
     call(blocks("sh")[0], monkeypatch, capsys)
     audit = rows("audit.csv")
     wrong = np.array([truth[Path(row["id"]).name] != row["given_label"] for row in audit])
@@ -96,7 +96,7 @@ def test_the_commands_end_in_an_audit_and_a_classifier_that_are_worth_something(
     assert wrong[:100].mean() > 0.9
     right = [truth[Path(row["image"]).name] == row["label"] for row in rows("predicted.csv")]
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from your_data import plain_replay
+    from live import plain_replay
 
     assert np.mean(right) > plain_replay(Path.cwd(), truth, 1, shuffled=False) + 0.05
 
@@ -121,11 +121,11 @@ def test_the_numbers_are_those_of_the_result_files():
     assert np.mean([r["accuracy"] - r["plain_replay"] for r in results]) > 0.2
 
 
-def test_patches_experts_and_both_are_compared_by_the_result_files():
+def test_the_comparison_of_features_is_that_of_the_result_files():
     said = re.findall(r"^\| (\S+), [\d×]+ \| (patches|experts|combined) \| (.+) \|$", TEXT, re.MULTILINE)
     assert len(said) == 9
-    for data, judge, cells in said:
-        folder = RESULTS if judge == "patches" else RESULTS / judge
+    for data, features, cells in said:
+        folder = RESULTS if features == "patches" else RESULTS / features
         name = data.lower().replace("-", "")
         results = [json.loads((folder / f"{name}-seed-{seed}.json").read_text()) for seed in (1, 2, 3)]
         expected = []
@@ -133,6 +133,6 @@ def test_patches_experts_and_both_are_compared_by_the_result_files():
             values = 100 * np.array([result[measure] for result in results])
             expected.append(f"{values.mean():.1f} ± {values.std(ddof=1):.1f}")
         expected.append(f"{np.median([result['seconds']['learn'] for result in results]):.0f}")
-        assert cells.split(" | ") == expected, (data, judge)
-    wrong = {(data, judge): float(cells.split(" | ")[1].split()[0]) for data, judge, cells in said}
-    assert all(wrong[key] >= wrong[key[0], "combined"] for key in wrong)  # "somewhat fewer wrong labels are accepted"
+        assert cells.split(" | ") == expected, (data, features)
+    wrong = {(data, features): float(cells.split(" | ")[1].split()[0]) for data, features, cells in said}
+    assert all(wrong[key] >= wrong[key[0], "combined"] for key in wrong)  # "accepts somewhat fewer wrong labels"
