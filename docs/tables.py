@@ -109,8 +109,8 @@ SHORT = {"expert_epochs": 300, "base_epochs": 100}
 LONG = {"expert_epochs": 600, "base_epochs": 200}
 RESTART = {"base_schedule": "restart", "replay": "halves-distinct"}
 PRECISION = "mnist-fast-and-plain/{}-*.json"
-OWN_DATA = {"patches": "your-data/{}-*.json", "experts": "your-data/experts/{}-*.json"}
-OWN_DATA |= {"combined": "your-data/combined/{}-*.json"}
+LIVE = {"patches": "live/{}-*.json", "experts": "live/experts/{}-*.json"}
+LIVE |= {"combined": "live/combined/{}-*.json"}
 
 TABLES: dict[str, Table | BesidePaper | Verdicts | Misses] = {
     # REPRODUCTION.md
@@ -328,13 +328,13 @@ TABLES: dict[str, Table | BesidePaper | Verdicts | Misses] = {
             "filtered noise, %": mean("filtered_noise", NOISES[2]),
         },
     ),
-    # docs/experiments/own-data-features.md
-    "own-data-features": Table(
+    # docs/experiments/live-features.md
+    "live-features": Table(
         head="%",
         rows={
             f"{images}: {features}": Runs(files=files.format(name))
             for name, images in (("digits", "digits, 8×8"), ("mnist", "MNIST, 28×28"), ("cifar10", "CIFAR-10, 32×32"))
-            for features, files in OWN_DATA.items()
+            for features, files in LIVE.items()
         },
         columns={
             "area under the ROC curve": mean("auc"),

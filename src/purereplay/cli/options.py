@@ -174,7 +174,7 @@ def takes_lists_of_run_options(command: Callable[..., None]) -> Callable[..., No
     """Give a command the options of `run_settings` as comma-separated lists; its argument `runs` is their result."""
 
     def called(values: dict[str, Any], shared: dict[str, Any]) -> None:
-        command(runs=sweep_settings(values.pop("out"), shared), **values)
+        command(runs=sweep_settings(values["out"], shared), **values)
 
     return _with_options(command, called, lists=True)
 
