@@ -197,6 +197,13 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
 
 
+def test_the_help_of_learn_states_the_defaults(cli):
+    text = " ".join(cli("learn", "--help").out.replace("│", " ").split())
+    for default in ("no resizing", "as the first image", "the list's folder, or the working directory", "live", "1"):
+        assert f"(default: {default})" in text
+    assert "(default: hold them with a pipe or --follow)" in text
+
+
 # ---------------------------------------------------------------- in separate processes
 
 

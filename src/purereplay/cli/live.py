@@ -23,16 +23,16 @@ def learn(
     state: Annotated[Path, typer.Option("--state", help="State folder; created if it does not exist.")],
     follow: Annotated[bool, typer.Option("--follow", help="Keep watching the folder until Ctrl-C.")] = False,
     size: Annotated[
-        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. [default: no resizing]")
+        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: no resizing)")
     ] = None,
     channels: Annotated[
-        int | None, typer.Option(help="1: convert images to grey, 3: to colour. [default: as the first image]")
+        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first image)")
     ] = None,
     root: Annotated[
         Path | None,
         typer.Option(
             help="Folder that the paths of a list or pipe are relative to. "
-            "[default: the list's folder, or the working directory]"
+            "(default: the list's folder, or the working directory)"
         ),
     ] = None,
     rest: Annotated[
@@ -40,11 +40,11 @@ def learn(
         typer.Option(
             "--score-rest/--hold-rest",
             help="At the end, score the samples that do not fill a buffer, or hold them until more arrive. "
-            "[default: hold them with a pipe or --follow]",
+            "(default: hold them with a pipe or --follow)",
         ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="As for `run`. [default: live]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. [default: 1]")] = None,
+    preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
     device: Device = "auto",
     set_: SetOption = None,
 ) -> None:
