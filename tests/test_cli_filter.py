@@ -102,6 +102,7 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # stands for a full disk
 
 
+@pytest.mark.long
 def test_errors_are_one_sentence_and_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -118,6 +118,7 @@ def run_and_fit(tmp_path: Path, overrides: dict[str, str]) -> tuple[np.ndarray, 
     return theirs, ours._scores(test[:, 0]), ours
 
 
+@pytest.mark.long
 def test_it_does_what_the_command_line_does(tmp_path):
     theirs, ours, _ = run_and_fit(tmp_path, {"expert_epochs": "6", "base_epochs": "3", "hidden": "64"})
     assert np.array_equal(ours, theirs.astype(np.float64))
@@ -469,6 +470,7 @@ def test_files_that_are_not_its_own_are_named(tmp_path):
         SelfPurifiedClassifier.load(path)
 
 
+@pytest.mark.long
 def test_the_estimators_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

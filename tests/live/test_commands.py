@@ -205,6 +205,7 @@ def line(i: int, **changes: object) -> str:
     return json.dumps({"id": f"s{i}", "image": image, "label": f"label {i % 3}"} | changes) + "\n"
 
 
+@pytest.mark.long
 def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_kept_out(tmp_path):
     call = command("learn", "-", "--state", tmp_path / "state", *TINY_OPTIONS)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -225,6 +226,7 @@ def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_kept_out(tmp_pa
     assert len(fingerprint(tmp_path / "state")["decisions"]) == 20  # the rest is held back
 
 
+@pytest.mark.long
 def test_a_watched_folder_and_ctrl_c(tmp_path):
     folder, state = tmp_path / "photos", tmp_path / "state"
     (folder / "a").mkdir(parents=True)

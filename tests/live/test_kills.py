@@ -107,6 +107,7 @@ def ends_the_same(tmp_path: Path, n_kills: int, n: int) -> None:
     assert len(whole["decisions"]) == n // 20 * 20
 
 
+@pytest.mark.long
 def test_killed_three_times(tmp_path):
     ends_the_same(tmp_path, n_kills=3, n=90)
 
