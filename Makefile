@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-slow test-gpu wheel bench tables clean help
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-fast test-slow test-gpu wheel bench tables clean help
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -20,6 +20,9 @@ demo: $(READY)  ## Self-Purified Replay on 1,797 digits with 40 % wrong labels
 
 test: $(READY)  ## the test suite
 	@$(BIN)/python -m pytest -n 2
+
+test-fast: $(READY)  ## the tests without the long ones: under a minute on two cores
+	@$(BIN)/python -m pytest -n 2 -m 'not long and not slow and not gpu'
 
 test-slow: $(READY)  ## the tests that take long (twenty kills, a million samples, five seeds)
 	$(BIN)/python -m pytest -m slow -s

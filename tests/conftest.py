@@ -1,9 +1,12 @@
 """Test workers run side by side on few cores, so each computes with one thread; every test has the same luck."""
 
+import os
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["COLUMNS"] = "120"  # test workers say 80; the console reads it once, when it is imported
 
 
 @pytest.fixture(autouse=True)

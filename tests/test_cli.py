@@ -84,6 +84,7 @@ def test_every_command_has_help(name):
     assert name in ("datasets",) or "Example" in done.stdout
 
 
+@pytest.mark.long
 def test_run_resume_and_plot(tmp_path):
     out = tmp_path / "run"
     done = run_apart("run", "--dataset", "digits", *TINY, "--seed", "4", "--budget", "0.5", "--out", out)
@@ -100,6 +101,7 @@ def test_run_resume_and_plot(tmp_path):
     assert twice.returncode == 2 and "already holds a run" in twice.stderr
 
 
+@pytest.mark.long
 def test_demo_replaces_an_earlier_demo_and_nothing_else(tmp_path, monkeypatch):
     out = tmp_path / "demo"
     assert run("run", "--dataset", "digits", *TINY, "--out", out).returncode == 0  # stands for an earlier demo
@@ -119,6 +121,7 @@ def test_demo_replaces_an_earlier_demo_and_nothing_else(tmp_path, monkeypatch):
     assert refused.returncode == 2 and "not a demo" in refused.stderr and (other / "result.json").exists()
 
 
+@pytest.mark.long
 def test_in_a_sweep_a_run_that_diverges_fails_alone(tmp_path):
     done = run("sweep", "--dataset", "digits", *TINY, "--set", "finetune_lr=0.002,1e30", "--out", tmp_path)
     assert done.returncode == 2 and "1 of 2 runs failed: The training of the finetune network diverged" in done.stderr
@@ -126,6 +129,7 @@ def test_in_a_sweep_a_run_that_diverges_fails_alone(tmp_path):
     assert not (tmp_path / "finetune_lr-1e30" / "result.json").exists()
 
 
+@pytest.mark.long
 def test_baselines_losses_and_filters_by_their_options(tmp_path):
     few = ("--set", "hidden=8", "--set", "gdumb.epochs=2")
     baselines = ["--learner", "crs,gdumb", "--robust", "none,sl,l2r", "--preset", "demo", "--out", tmp_path / "a"]
@@ -221,6 +225,7 @@ def whole(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(whole, tmp_path):
     stopped = tmp_path / "stopped"
     process = subprocess.Popen(
@@ -262,6 +267,7 @@ def kill_and_resume(path: Path, arguments: list[str], n_kills: int, longest: flo
     return hits
 
 
+@pytest.mark.long
 def test_killed_and_resumed_it_ends_the_same(whole, tmp_path):
     killed = tmp_path / "killed"
     assert kill_and_resume(killed, SOME_SECONDS, n_kills=3, longest=6.0, seed=0) >= 1
@@ -305,10 +311,11 @@ def test_twenty_kills_of_a_demo_run(tmp_path):
     assert hits >= 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run", "--dataset", "digits", *TINY, "--out", "run"],
+        ["run", "--dataset", "digits", "--learner", "finetune", "--preset", "demo", "--device", "cpu", "--out", "run"],
         ["predict", "picture.png", "--state", "state", "--device", "cpu"],
     ],
     ids=lambda arguments: arguments[0],

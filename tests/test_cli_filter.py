@@ -102,6 +102,7 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # stands for a full disk
 
 
+@pytest.mark.long
 def test_errors_are_one_sentence_and_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -156,6 +157,6 @@ def test_the_filter_loads_no_learner_and_no_experiment(code: str):
     names_only = {
         "purereplay.learners",
         "purereplay.learners.registry",
-    }  # the registry lists names and loads no learner
+    }  # names, no learner
     others = [name for name in loaded if name not in names_only]
     assert not [name for name in others if name.startswith(("purereplay.learners", "purereplay.evaluate"))]

@@ -28,7 +28,7 @@ from purereplay.data.noise import corrupt
 from purereplay.errors import InputError, UserError
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.settings import resolve
-from purereplay.nets.engine import drive
+from purereplay.nets.lockstep import drive
 
 PAGE = Path(__file__).parent.parent / "docs" / "estimator.md"
 SMALL = {"expert_epochs": 10, "base_epochs": 5, "settings": {"hidden": 32, "projection_size": 16}}
@@ -120,6 +120,7 @@ def run_and_fit(tmp_path: Path, overrides: dict[str, str]) -> tuple[np.ndarray, 
     return theirs, ours._scores(test[:, 0]), ours
 
 
+@pytest.mark.long
 def test_it_does_what_the_command_line_does(tmp_path):
     theirs, ours, _ = run_and_fit(tmp_path, {"expert_epochs": "6", "base_epochs": "3", "hidden": "64"})
     assert np.array_equal(ours, theirs.astype(np.float64))
@@ -477,6 +478,7 @@ def test_the_example_in_the_docstring_runs():
     assert sum(result.attempted for result in results) == 8 and not any(result.failed for result in results)
 
 
+@pytest.mark.long
 def test_the_estimators_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

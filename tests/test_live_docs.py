@@ -70,6 +70,7 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_every_command_runs(truth, monkeypatch, capsys):
     five, pipe = blocks("sh")
     assert [line.split()[1] for line in five.splitlines()] == ["learn", "status", "audit", "correct", "predict"]

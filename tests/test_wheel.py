@@ -48,6 +48,7 @@ def test_wheel_holds_every_file_of_the_package(wheel):
     assert b"purereplay = purereplay.cli:main" in zipfile.ZipFile(wheel).read(f"{metadata}/entry_points.txt")
 
 
+@pytest.mark.long
 def test_unpacked_wheel_runs_without_the_source_tree(wheel, tmp_path):
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     zipfile.ZipFile(wheel).extractall(site)

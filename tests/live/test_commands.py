@@ -212,6 +212,7 @@ def line(i: int, **changes: object) -> str:
     return json.dumps({"id": f"s{i}", "image": image, "label": f"label {i % 3}"} | changes) + "\n"
 
 
+@pytest.mark.long
 def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_refused(tmp_path):
     call = command("learn", "-", "--state", tmp_path / "state", *TINY_OPTIONS)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -232,6 +233,7 @@ def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_refused(tmp_pat
     assert len(fingerprint(tmp_path / "state")["decisions"]) == 20  # the rest is held
 
 
+@pytest.mark.long
 def test_a_watched_folder_and_ctrl_c(tmp_path):
     folder, state = tmp_path / "photos", tmp_path / "state"
     (folder / "a").mkdir(parents=True)

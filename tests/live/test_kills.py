@@ -107,6 +107,7 @@ def check_same_result(tmp_path: Path, n_kills: int, n: int) -> None:
     assert len(whole["decisions"]) == n // 20 * 20
 
 
+@pytest.mark.long
 def test_killed_three_times(tmp_path):
     check_same_result(tmp_path, n_kills=3, n=90)
 

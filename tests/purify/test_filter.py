@@ -277,6 +277,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the unit of ru_maxrss is another")
 def test_memory_does_not_grow_with_the_number_of_classes():
     # 60 classes of 700 with 2 graphs; measured: 0.15 GiB, and 0.91 GiB when all classes are scored at once

@@ -86,6 +86,7 @@ def test_the_kernels_do_what_autograd_does(name):
     assert_same(plain, train(cuda_loop(jobs), jobs), 2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["views", "labels"])
 def test_resnets_go_the_same_way(recipe):
     network = Network(ResNet18(channels=3, size=8, width=4), Head(6, hidden=recipe == "views"), (0.5,) * 3, (0.2,) * 3)
@@ -117,6 +118,7 @@ def test_views_are_drawn_from_the_same_numbers():
     torch.testing.assert_close(colour, colours(numbers, recipe.views.jitter, recipe.views.jitter_probability))
 
 
+@pytest.mark.long
 def test_a_network_does_not_depend_on_its_company():
     jobs = [job(k, Contrastive(epochs=2, batch_size=10)) for k in range(3)]
     for together, alone in zip(train(cuda_loop(jobs), jobs), jobs, strict=True):
@@ -137,7 +139,7 @@ def test_networks_of_different_age_train_together():
 
 
 def test_chunks_of_steps_make_no_difference():
-    one = job(0, Contrastive(epochs=5, batch_size=10))
+    one = job(0, Contrastive(epochs=3, batch_size=10))
     loops = [cuda_loop([one]), cuda_loop([one])]
     loops[1].chunk = 2
     a, b = (train(loop, [one])[0] for loop in loops)
@@ -164,6 +166,7 @@ def test_capturing_a_step_leaves_no_trace():
     assert all(torch.equal(first.state[n], again.state[n]) for n in first.state)
 
 
+@pytest.mark.long
 def test_what_a_step_changes_is_put_back_by_a_capture():
     """Everything that a step leaves behind is a parameter, or is named as a statistic."""
     one = small_resnet_job()

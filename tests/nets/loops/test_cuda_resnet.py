@@ -130,8 +130,8 @@ def check_steps(backbone: ResNet18, k: int, n: int, n_steps: int) -> None:
 @pytest.mark.parametrize(
     ("backbone", "k", "n", "n_steps"),
     [
-        pytest.param(ResNet18(size=12, width=4), 1, 6, 2, id="imagenet-12"),
-        pytest.param(ResNet18(size=5, stem="small", width=4), 1, 6, 1, id="small-5"),
+        pytest.param(ResNet18(size=12, width=4), 1, 6, 2, id="imagenet-12", marks=pytest.mark.long),
+        pytest.param(ResNet18(size=5, stem="small", width=4), 1, 6, 1, id="small-5", marks=pytest.mark.long),
         pytest.param(ResNet18(size=11, width=4, channels=1), 2, 5, 2, id="imagenet-11-grey", marks=pytest.mark.slow),
         pytest.param(ResNet18(size=10, stem="small", width=8), 2, 5, 2, id="small-10", marks=pytest.mark.slow),
         pytest.param(ResNet18(size=32, width=4), 1, 6, 2, id="imagenet-32", marks=pytest.mark.slow),
@@ -158,6 +158,7 @@ def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     check_steps(ResNet18(size=8, width=4), 1, 6, 1)
 
 
+@pytest.mark.long
 def test_features_of_usual_images() -> None:
     backbone = ResNet18(size=32, width=4)
     state = make_state(backbone, [0])
@@ -172,6 +173,7 @@ def test_features_of_usual_images() -> None:
         assert_close(tensor, state[name], name)
 
 
+@pytest.mark.long
 def test_company_does_not_matter() -> None:
     """Two networks together are, bit for bit, what each is alone."""
     backbone, n = ResNet18(size=6, width=4), 6
