@@ -2,16 +2,16 @@
 
 
 class UserError(Exception):
-    """Something the user gave cannot be used; the message is one sentence that names the culprit."""
+    """An input or option cannot be used; the message is one sentence that names the culprit."""
 
 
 class InputError(UserError, ValueError):
-    """Data handed over in Python cannot be used; a ValueError too, as scikit-learn has it."""
+    """Data given in Python cannot be used; also a ValueError, as in scikit-learn."""
 
 
 class InputTypeError(UserError, TypeError):
-    """Likewise, where the type is wrong; a TypeError too."""
+    """Data of the wrong type; also a TypeError."""
 
 
 class Interrupted(UserError):
-    """The person asked to stop; raised only between two training steps, where every learner's state is whole."""
+    """The user stopped the program; raised between two training steps, where every learner's state is complete."""

@@ -1,7 +1,7 @@
-"""Checkpoints: a learner's tensors and a few facts in one safetensors file, written whole or not at all.
+"""Checkpoints: a learner's tensors and a few facts in one safetensors file, written atomically.
 
-The two newest are kept. Each carries a digest of its contents, so a damaged one is noticed and the one before it is
-used. Nothing is pickled.
+The two newest are kept. Each contains a digest of its contents: if one is damaged, the one before it is used. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, 
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest good checkpoint's tensors and facts, or None where there is none."""
+    """Return the tensors and facts of the newest intact checkpoint, or None if there is none."""
     for path in sorted(folder.glob(_PATTERN), reverse=True):
         try:
             saved = unpack_tensors(path)
             return saved.tensors, saved.facts
         except ValueError as error:
-            log.warning("%s %s; it is passed over", path, error)
+            log.warning("%s %s; it is skipped", path, error)
     return None

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from its metrics.jsonl: nothing in them that the run did not measure."""
+"""Pictures of a run, drawn from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
         axes.set_axis_off()
         return
     at = [line["buffer"] for line in buffers]
-    judges = any(line["n_passed"] is not None for line in buffers)
+    has_filter = any(line["n_passed"] is not None for line in buffers)
     curves = (
         ("in the delayed buffer", _GREY, [line["noise"] for line in buffers]),
         ("in what passed the filter", _RED, [line["passed_noise"] for line in buffers]),
         (
-            "in the purified buffer" if judges else "in the memory",
+            "in the purified buffer" if has_filter else "in the memory",
             _GREEN,
             [None if (p := line["purity"]) is None else 1 - p for line in buffers],
         ),

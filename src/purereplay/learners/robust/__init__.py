@@ -1,1 +1,1 @@
-"""Techniques against wrong labels, one a file: each changes the loss of whoever trains (crs, prs, mir, gdumb)."""
+"""Losses against wrong labels, one per file: each replaces cross-entropy in crs, prs, mir or gdumb."""

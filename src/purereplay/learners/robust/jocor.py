@@ -1,12 +1,11 @@
-"""JoCoR: two networks that agree, on the samples they find easiest (Wei et al. 2020).
+"""JoCoR: two networks that are trained to agree, on the samples with the smallest losses (Wei et al. 2020).
 
-Each sample's loss is (1 − λ)(CE₁ + CE₂) + λ (KL(p₁ ‖ p₂) + KL(p₂ ‖ p₁)); of every batch the share R with the smallest
-ones is learned from. R falls from 1 to 1 − forget over the first epochs, linearly.
+The loss of a sample is (1 − λ)(CE₁ + CE₂) + λ (KL(p₁ ‖ p₂) + KL(p₂ ‖ p₁)). Only the share R of a batch with the
+smallest losses is trained on. R decreases linearly from 1 to 1 − forget over the first epochs.
 
-Choices where an online learner has no epochs: one is as many steps as replay needs to go once through the memory. The
-first network answers. What the method has to be told, the share of wrong labels, is the setting `jocor_forget`: where
-it is not given, the rate of the noise that the run adds, halved for asymmetric noise, which touches half of the
-classes.
+Choices where the papers leave them open: for an online learner, an epoch is the number of steps that replay needs for
+one pass over the memory. The first network predicts. The method needs the share of wrong labels, the setting
+`jocor_forget`. Its default is the noise rate of the run, halved for asymmetric noise, which affects half of the classes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FIRST, _SECOND = "first.", "second."
 
 @dataclass(frozen=True)
 class Twins(Network):
-    """Two networks of one kind under one state; to everyone else they are the first one."""
+    """Two networks in one state; features and outputs are those of the first."""
 
     def init(self, seed: int) -> State:
         second = Network.init(self, derive_seed(seed, "second"))
@@ -38,7 +37,7 @@ class Twins(Network):
         return _plain(self).outputs(part(state, _FIRST), images, training=training)
 
     def both(self, state: State, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of the two in training, (K, B, classes) each."""
+        """Return the logits of both networks in training, (K, B, classes) each."""
         one = _plain(self)
         first, second = (one.outputs(part(state, name), images, training=True) for name in (_FIRST, _SECOND))
         return first, second
@@ -53,9 +52,9 @@ def _plain(twins: Network) -> Network:
 
 @dataclass(frozen=True, kw_only=True)
 class JoCoR(Technique):
-    """See the module."""
+    """The loss of JoCoR; see the module."""
 
-    forget: float  # share of a batch that is passed by in the end
+    forget: float  # share of a batch that is ignored at the end
     weight: float = 0.1  # λ
     epochs: int = 10  # over which R falls (Wei et al.: 10)
 
@@ -67,13 +66,13 @@ class JoCoR(Technique):
         losses = self.joint(*step.network.both(step.state, step.images), step.labels)
         n = losses.shape[1]
         share = 1 - self.forget * (step.epoch / self.epochs).clamp(max=1)[:, None]
-        n_kept = (share * n + 1e-4).floor().clamp(min=1)  # whole, whatever the rounding of the share
+        n_kept = (share * n + 1e-4).floor().clamp(min=1)  # an integer in spite of rounding
         rank = losses.detach().argsort(dim=1, stable=True).argsort(1)
         return torch.where(rank < n_kept, losses, torch.zeros_like(losses)).sum(1) / n_kept[:, 0]
 
     def joint(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
-        """Loss of every sample (K, B) from the two networks' logits (K, B, classes)."""
+        """Return the loss of every sample (K, B) from both networks' logits (K, B, classes)."""
         supervised = sample_losses(first, labels) + sample_losses(second, labels)
         p, q = first.log_softmax(-1), second.log_softmax(-1)
-        apart = ((p.exp() - q.exp()) * (p - q)).sum(-1)  # KL both ways
-        return (1 - self.weight) * supervised + self.weight * apart
+        disagreement = ((p.exp() - q.exp()) * (p - q)).sum(-1)  # KL both ways
+        return (1 - self.weight) * supervised + self.weight * disagreement

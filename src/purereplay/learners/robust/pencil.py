@@ -1,16 +1,16 @@
-"""PENCIL: every sample's label is a distribution that is learned along (Yi & Wu 2019).
+"""PENCIL: the label of every sample is a distribution that is trained with the network (Yi & Wu 2019).
 
-It begins as softmax(10 × the given label). Up to epoch `stage1` the given labels are learned by cross-entropy; up to
-epoch `stage2` the loss is KL(prediction ‖ label distribution) / c + α · cross-entropy(given label, label distribution)
-+ β · entropy(prediction) / c over c classes, and the distributions take steps of their own, of the rate λ; afterwards
-they stay, and the first term is learned.
+It starts as softmax(10 × the given label). Until epoch `stage1` the loss is cross-entropy with the given labels. Until
+epoch `stage2` it is KL(prediction ‖ label distribution) / c + α · cross-entropy(given label, label distribution)
++ β · entropy(prediction) / c over c classes, and the distributions are updated with their own learning rate λ. After
+that they are fixed, and the loss is the first term.
 
-With the paper's α = 0.4 and ten classes the given label weighs four times as much as the prediction, so a label's
-distribution softens and hardly ever turns to another class: it can do so where α < 1 / c.
+With the paper's α = 0.4 and ten classes the given label weighs four times as much as the prediction. A distribution
+softens and rarely moves to another class; it can do so if α < 1 / c.
 
-Choices where an online learner has no epochs: one is as many steps as replay needs to go once through the memory (200
-of them are the whole of the MNIST stream with its memory of 300). A sample that enters the memory keeps its
-distribution as long as it stays there; everyone else's is forgotten. GDumb's 100 epochs end within the second stage.
+Choices where the papers leave them open: for an online learner, an epoch is the number of steps that replay needs for
+one pass over the memory (the MNIST stream with a memory of 300 has 200 of them). A sample keeps its distribution while
+it is in the memory. GDumb's 100 epochs end within the second stage.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from purereplay.nets.networks import State
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, Technique, sample_losses
 
-START = 10.0  # logit of the given label, the others' are 0
+START = 10.0  # initial logit of the given label; the others are 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pencil(Technique):
-    """See the module."""
+    """The loss of PENCIL; see the module."""
 
     alpha: float = 0.4
     beta: float = 0.1

@@ -1,7 +1,7 @@
 """SL: symmetric cross-entropy (Wang et al. 2019), α CE + β reverse CE.
 
-The reverse term exchanges prediction and label; the logarithm of a label's zeros is set to −4, so it is 4 (1 − p) for
-the probability p of the given label: bounded, where cross-entropy grows with every label that is not believed.
+The reverse term exchanges prediction and label, with log 0 set to −4. It is therefore 4 (1 − p) for the probability p
+of the given label. It is bounded, while cross-entropy grows without limit if the prediction contradicts the label.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOG_ZERO = -4.0
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricLearning(Technique):
-    """See the module."""
+    """The loss of SL; see the module."""
 
     alpha: float = 1.0
     beta: float = 1.0
