@@ -16,11 +16,11 @@ _INK, _GREEN, _RED, _GREY = "#22313f", "#2a9d62", "#c8553d", "#b8c1c9"
 
 
 def draw_run(run: Path, path: Path) -> None:
-    """Accuracy after each task on the left, noise in the stream, behind the filter and in P on the right."""
+    """Draw accuracy after each task on the left; noise in the stream, after the filter and in P on the right."""
     directory, settings = RunDirectory.open(run)
     lines = directory.read_lines()
     if not lines:
-        raise UserError(f"{run} has measured nothing yet.")
+        raise UserError(f"{run} has no measurements yet.")
     figure = Figure(figsize=(9.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_accuracy(left, [line for line in lines if line["event"] == "task"])
@@ -33,7 +33,7 @@ def draw_run(run: Path, path: Path) -> None:
 
 
 def draw_bars(groups: list[str], bars: dict[str, list[tuple[float, float] | None]], title: str, path: Path) -> None:
-    """A group of bars for each of `groups`, one bar (height, spread or NaN) for each name in `bars`."""
+    """Draw a group of bars for each of `groups`, one bar (height, spread or NaN) for each name in `bars`."""
     width = 0.8 / len(bars)
     figure = Figure(figsize=(max(5.0, 2.5 + 0.35 * len(groups) * len(bars)), 3.6), layout="constrained")
     axes = figure.subplots()
@@ -49,12 +49,13 @@ def draw_bars(groups: list[str], bars: dict[str, list[tuple[float, float] | None
 
 
 def save(figure: Figure, path: Path) -> None:
+    """Write a picture; the ending of the path decides its format."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             figure.savefig(path, dpi=130)
         except ValueError:
-            raise UserError(f"{path.name} has no ending that pictures can have: use .png, .svg or .pdf.") from None
+            raise UserError(f"{path.name} is no picture file: use the ending .png, .svg or .pdf.") from None
 
 
 def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
