@@ -114,7 +114,7 @@ def test_errors_are_one_sentence_and_leave_nothing_behind(
         ("nan.npz", "s.csv", [], "row 17 of"),
         ("none.npz", "s.csv", [], "none.npz cannot be read"),
         ("good.npz", "s.csv", ["--columns", "x"], "no array 'x'"),
-        ("good.npz", "no/s.csv", [], "there is no folder"),
+        ("good.npz", "no/s.csv", [], "does not exist"),
         ("good.npz", "s.csv", ["--block-size", "3"], "block_size is 3"),
         ("good.npz", "s.csv", ["--graphs", "-2"], "n_graphs is -2"),
     ):
