@@ -143,10 +143,10 @@ def test_confirmed_samples_enter_and_are_held_once(capacity, offered, confirmed)
     others = {
         i: (int(c), float(p)) for i, c, p in zip(before[0].index.tolist(), before[0].labels, before[1], strict=True)
     }
-    everyone = others | {i: (c, 1.0) for i, c in confirmed.items()}
-    assert held.n == min(capacity, len(everyone)) and all(everyone[i] == found[i] for i in found)
-    kept = slow_greedy([(c, p, i) for i, (c, p) in everyone.items()], capacity)
-    counts = [sorted(everyone[i][0] for i in group) for group in (kept, found)]
+    expected = others | {i: (c, 1.0) for i, c in confirmed.items()}
+    assert held.n == min(capacity, len(expected)) and all(expected[i] == found[i] for i in found)
+    kept = slow_greedy([(c, p, i) for i, (c, p) in expected.items()], capacity)
+    counts = [sorted(expected[i][0] for i in group) for group in (kept, found)]
     assert [counts[0].count(c) - counts[1].count(c) in (-1, 0, 1) for c in range(N_CLASSES)] == [True] * N_CLASSES
     # confirmed samples come first within a class, the newest before all
     newest_first = list(confirmed)[::-1]

@@ -73,8 +73,8 @@ def test_held_samples_were_offered_and_fit_the_capacity(kind, capacity, offered,
         assert len({*held.index.tolist()}) == held.n and torch.equal(held.index, ours.index)
         assert ours.seen.tolist() == np.bincount(np.array(everything, np.int64), minlength=N_CLASSES).tolist()
         # each slot holds the last sample placed in it, and no rejected sample
-        said = {int(s): len(everything) - len(labels) + i for i, s in enumerate(slots) if s >= 0}
-        assert all(int(held.index[s]) == i for s, i in said.items())
+        last = {int(s): len(everything) - len(labels) + i for i, s in enumerate(slots) if s >= 0}
+        assert all(int(held.index[s]) == i for s, i in last.items())
 
 
 @every_kind
@@ -151,7 +151,7 @@ def test_an_unknown_label_changes_nothing(kind, wrong):
 
 
 class ForgetsTooFast(Reservoir):
-    """Wrong: once full, everyone enters."""
+    """Wrong: once full, every sample enters."""
 
     def _place(self, labels, draws):
         position = int(self.seen.sum()) + np.arange(len(labels))
@@ -171,13 +171,13 @@ def p_value_of_uniform(kind, size: int, n: int = 6, capacity: int = 3, n_streams
     """Chi-square over all subsets of a short stream of one class: each must be held equally often."""
     generator, held = torch.Generator().manual_seed(size), Counter()
     for _ in range(n_streams):
-        ours, who = kind(capacity, (1, 1, 1), 1, device=CPU), np.zeros(capacity, np.int64)
+        ours, index = kind(capacity, (1, 1, 1), 1, device=CPU), np.zeros(capacity, np.int64)
         for first in range(0, n, size):
             slots = ours.place(np.zeros(size, np.int64), generator)
             for i, slot in enumerate(slots.tolist()):
                 if slot >= 0:
-                    who[slot] = first + i
-        held[tuple(sorted(who.tolist()))] += 1
+                    index[slot] = first + i
+        held[tuple(sorted(index.tolist()))] += 1
     subsets = list(combinations(range(n), capacity))
     assert held.keys() <= {*subsets}
     return float(chisquare([held[s] for s in subsets]).pvalue)

@@ -70,7 +70,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
+def wait_for_lock(lock: Path) -> Iterator[None]:
     """Wait for an exclusive lock; it ends with the process. Without support by the file system there is no lock."""
     with disk_errors(lock):
         file = lock.open("ab")

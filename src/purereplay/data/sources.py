@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from purereplay.data.download import DownloadFailed, download
-from purereplay.data.files import alone, disk_errors, write_whole
+from purereplay.data.files import disk_errors, wait_for_lock, write_whole
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
@@ -91,7 +91,7 @@ def obtain(source: Source, *, progress: Progress | None = None, allow_download: 
     cache = cache_root() / source.folders[0]
     with disk_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
-    with alone(cache / ".lock"):
+    with wait_for_lock(cache / ".lock"):
         if (folder := find(source)) is not None:  # another process has done it
             return folder
         if archive is None:

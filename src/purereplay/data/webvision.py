@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from purereplay.data.catalogue import WEBVISION_CLASSES
-from purereplay.data.files import alone, disk_errors, move_into_place
+from purereplay.data.files import disk_errors, move_into_place, wait_for_lock
 from purereplay.data.progress import Progress
 from purereplay.data.sources import cache_root
 from purereplay.errors import UserError
@@ -40,7 +40,7 @@ def load_part(root: Path, *, train: bool, progress: Progress | None = None) -> t
     if not decoded.exists():
         with disk_errors(cache):
             cache.mkdir(parents=True, exist_ok=True)
-        with alone(cache / ".lock"):
+        with wait_for_lock(cache / ".lock"):
             if not decoded.exists():
                 _decode_all(paths, decoded, progress=progress)
     try:
