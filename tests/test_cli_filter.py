@@ -1,4 +1,4 @@
-"""`purereplay filter` as a person calls it, in processes of its own."""
+"""The command `purereplay filter`, mostly in processes of its own."""
 
 import csv
 import os
@@ -115,13 +115,13 @@ def test_errors_are_one_sentence_and_leave_nothing_behind(
         ("nan.npz", "s.csv", [], "row 17 of"),
         ("none.npz", "s.csv", [], "none.npz cannot be read"),
         ("good.npz", "s.csv", ["--columns", "x"], "no array 'x'"),
-        ("good.npz", "no/s.csv", [], "there is no folder"),
+        ("good.npz", "no/s.csv", [], "does not exist"),
         ("good.npz", "s.csv", ["--block-size", "3"], "block_size is 3"),
         ("good.npz", "s.csv", ["--graphs", "-2"], "n_graphs is -2"),
     ):
         assert called(monkeypatch, tmp_path / source, "--out", tmp_path / out, *options) == 2
-        said = capsys.readouterr().err
-        assert words in said and len(said.strip().splitlines()) == 1 and "Traceback" not in said
+        message = capsys.readouterr().err
+        assert words in message and len(message.strip().splitlines()) == 1 and "Traceback" not in message
     (tmp_path / "s.csv").write_text("old")
     full = run(tmp_path / "good.npz", "--out", tmp_path / "s.csv", preexec_fn=limit_files)
     assert full.returncode == 2 and "s.csv cannot be written: File too large." in full.stderr

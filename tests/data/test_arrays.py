@@ -1,4 +1,4 @@
-"""Samples of every kind people have, and errors that name the one that cannot be read."""
+"""Samples of every supported type, and errors that name the sample that cannot be read."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from purereplay.data.features import FeatureTable, first_not_finite, read_features
 from purereplay.data.files import whole_file
-from purereplay.data.scores import check_place, write_scores
+from purereplay.data.scores import check_destination, write_scores
 from purereplay.errors import UserError
 
 FEATURES = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -65,7 +65,7 @@ def test_columns_by_name_and_pattern(tmp_path: Path, kind: str):
         read_features(path, labels="kind")
     with pytest.raises(UserError, match=r"no column 'kind' \(--ids\)"):
         read_features(path, ids="kind")
-    with pytest.raises(UserError, match=r"no columns of features \('x\*'\)"):
+    with pytest.raises(UserError, match=r"no columns of features \(--columns 'x\*'\)"):
         read_features(path, features="x*")
 
 
@@ -93,13 +93,13 @@ def test_parquet_takes_lists_and_numbers_of_any_width(tmp_path: Path):
         pyarrow.parquet.write_table(pyarrow.table({"embedding": column, "labels": [3, 3, 4, 4, 4]}), path)
         table = read_features(path)
         assert np.array_equal(table.features, FEATURES) and table.labels.tolist() == [3, 3, 4, 4, 4]
-    heard: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     pyarrow.parquet.write_table(pyarrow.table({"a": range(20_000), "label": ["x"] * 20_000}), path)
-    table = read_features(path, progress=lambda *now: heard.append(now))
+    table = read_features(path, progress=lambda *now: calls.append(now))
     assert (
         np.array_equal(table.features[:, 0], np.arange(20_000))
-        and heard[-1] == (path.name, 20_000, 20_000)
-        and len(heard) > 1
+        and calls[-1] == (path.name, 20_000, 20_000)
+        and len(calls) > 1
     )
 
     def refused(words: str, **columns) -> None:
@@ -107,7 +107,7 @@ def test_parquet_takes_lists_and_numbers_of_any_width(tmp_path: Path):
         with pytest.raises(UserError, match=words):
             read_features(path)
 
-    refused("row 2 of .* are 2 numbers, but those before it 1", a=[[1.0], [1.0], [1.0, 2.0]], label=["x"] * 3)
+    refused("row 2 of .* are 2 numbers, but earlier rows have 1", a=[[1.0], [1.0], [1.0, 2.0]], label=["x"] * 3)
     refused("row 8192 of .* are 2 numbers", a=[[1.0]] * 8192 + [[1.0, 2.0]], label=["x"] * 8193)
     refused("row 1 of .* are 0 numbers", a=[[1.0], None], label=["x"] * 2)
     refused("features on row 1 of .* hold NaN", a=[1.0, None], label=["x"] * 2)
@@ -148,11 +148,11 @@ def test_csv_with_quotes_blank_lines_and_a_byte_order_mark(tmp_path: Path):
 def test_long_csv_in_pieces(tmp_path: Path):
     n = 10_000
     write_csv(tmp_path / "a.csv", [[i % 7, i, -i] for i in range(n)], ["label", "a", "b"])
-    heard: list[tuple[str, int, int]] = []
-    table = read_features(tmp_path / "a.csv", progress=lambda *now: heard.append(now))
+    calls: list[tuple[str, int, int]] = []
+    table = read_features(tmp_path / "a.csv", progress=lambda *now: calls.append(now))
     assert np.array_equal(table.features, np.stack([np.arange(n), -np.arange(n)], 1))
     assert table.labels.tolist() == [i % 7 for i in range(n)]
-    assert heard[-1] == ("a.csv", *[(tmp_path / "a.csv").stat().st_size] * 2)
+    assert calls[-1] == ("a.csv", *[(tmp_path / "a.csv").stat().st_size] * 2)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_bad_cell_is_named(tmp_path: Path, change: dict, words: str):
         (b"label,f\na,1,2\n", "Line 2 of .* has 3 cells, but the header 2"),
         (b"f,g\n1,2\n", "no column 'label'"),
         (b"label\na\n", "no columns of features"),
-        (b"label,f,f\na,1,2\n", "two columns 'f'"),
+        (b"label,f,f\na,1,2\n", "two columns named 'f'"),
         (b'label,f\n"a,1\n', "Line 2 of .* cannot be read: unexpected end"),
         (b"label,f\n\xff\xfe,1\n", "not text in UTF-8"),
     ],
@@ -268,7 +268,7 @@ def test_files_that_are_not_there_or_not_files(tmp_path: Path):
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(UserError, match=r"folder.csv cannot be read: Is a directory"):
         read_features(tmp_path / "folder.csv")
-    with pytest.raises(UserError, match=r"a.txt is none of the kinds"):
+    with pytest.raises(UserError, match=r"a.txt cannot be read: its suffix must be one of"):
         read_features(tmp_path / "a.txt")
     (tmp_path / "a.npz").write_bytes(b"\x93NUMPY and more")
     with pytest.raises(UserError, match="not an npz file"):
@@ -285,7 +285,10 @@ def test_without_pyarrow_one_sentence_says_what_to_install(tmp_path: Path, monke
 
     monkeypatch.setattr(builtins, "__import__", importing)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    for task in (lambda: read_features(tmp_path / "a.parquet"), lambda: check_place(tmp_path / "b.parquet", tmp_path)):
+    for task in (
+        lambda: read_features(tmp_path / "a.parquet"),
+        lambda: check_destination(tmp_path / "b.parquet", tmp_path),
+    ):
         with pytest.raises(UserError, match=r"parquet needs pyarrow, which is not installed: install purereplay\[par"):
             task()
 
@@ -351,12 +354,12 @@ def test_the_place_of_the_scores_is_checked_before_anything_is_computed(tmp_path
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "link.csv").symlink_to(source)
     for name, words in (
-        ("b.txt", "none of the kinds"),
-        ("no/where/b.csv", "there is no folder"),
+        ("b.txt", "its suffix must be one of"),
+        ("no/where/b.csv", "does not exist"),
         ("folder.csv", "it is a folder"),
         ("a.csv", "holds the features"),
         ("link.csv", "holds the features"),
     ):
         with pytest.raises(UserError, match=words):
-            check_place(tmp_path / name, source)
-    check_place(tmp_path / "b.csv", source)
+            check_destination(tmp_path / name, source)
+    check_destination(tmp_path / "b.csv", source)

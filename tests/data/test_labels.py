@@ -100,7 +100,7 @@ def test_names_are_each_samples_own():
     with pytest.raises(InputTypeError, match="Sample 0 has an id of type float"):
         names.check([1.5, 2], 2)
     assert names.check([3, 4], 2) == [3, 4]  # their bearers have other names
-    with pytest.raises(InputError, match="Sample 2 is number 7 of the stream, which is another's id"):
+    with pytest.raises(InputError, match="Sample 2 needs an id: its number 7 is the id of another"):
         names.check(None, 3)
     other = SampleNames()
     other.load(names.state())

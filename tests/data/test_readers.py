@@ -77,7 +77,7 @@ def test_batch_as_python_2_wrote_it(tmp_path: Path) -> None:
 
 
 class Malicious:
-    """Pickled, it asks for a shell command."""
+    """Pickled, it refers to a shell command."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -90,7 +90,7 @@ class Malicious:
 def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "trace"
     (tmp_path / "batch").write_bytes(pickle.dumps({"data": Malicious(trace)}, protocol=protocol))
-    with pytest.raises(UserError, match=r"batch was refused: it asks for (posix|nt)\.system"):
+    with pytest.raises(UserError, match=r"batch was refused: it refers to (posix|nt)\.system"):
         read_pickle(tmp_path / "batch")
     assert not trace.exists()
     pickle.loads((tmp_path / "batch").read_bytes())  # the proof that it would have run

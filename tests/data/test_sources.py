@@ -95,7 +95,7 @@ def test_no_network_says_which_file_to_put_where(places: tuple[Path, Path], monk
     assert f"put one, two into {places[0] / 'toy'}" in message
     assert "\n" not in message
     monkeypatch.delenv("PUREREPLAY_DATA")
-    with pytest.raises(UserError, match=f"put one, two into {places[1] / 'toy'}, or point PUREREPLAY_DATA"):
+    with pytest.raises(UserError, match=f"put one, two into {places[1] / 'toy'}, or set PUREREPLAY_DATA"):
         obtain(plain_source())
 
 

@@ -63,7 +63,7 @@ def test_images_labels_and_unknown_truth(tree: Path) -> None:
     assert np.allclose(dataset.test_images.mean(axis=(1, 2, 3)), 10 * np.arange(14), atol=2)
     assert [call[1:] for call in calls] == [(28, 28), (14, 14)]
     assert given_labels(dataset).tolist() == dataset.given_labels.tolist()
-    with pytest.raises(UserError, match="come noisy"):
+    with pytest.raises(UserError, match="already noisy"):
         given_labels(dataset, noise="symmetric", rate=0.2)
 
 
@@ -127,7 +127,7 @@ def other_synsets(root: Path) -> None:
         (break_image, "image 1.jpg is missing or damaged"),
         (remove_image, "image 1.jpg is missing or damaged"),
         (break_listing, "Line 1 of .*train_filelist_google.txt"),
-        (escape_listing, "leads out of"),
+        (escape_listing, "points outside the folder"),
         (empty_listing, "val_filelist.txt lists no image"),
         (other_synsets, "synsets.txt is not WebVision 1.0's"),
     ],

@@ -221,7 +221,7 @@ def test_noise_is_not_added_to_labels_that_come_noisy():
     assert resolve(dataset="digits", device="cpu").noise == "symmetric"
     digits = load("digits")
     human = replace(digits, given_labels=digits.true_labels)  # as if the labels came noisy
-    with pytest.raises(UserError, match="come noisy"):
+    with pytest.raises(UserError, match="already noisy"):
         make_stream(resolve(dataset="digits", noise="symmetric", device="cpu"), human)
 
 
@@ -430,5 +430,5 @@ def test_validation_evaluates_on_training_data_that_is_not_in_the_stream(tmp_pat
 
 
 def test_nothing_is_held_out_where_the_truth_is_unknown():
-    with pytest.raises(UserError, match="Nobody knows the true labels of digits"):
+    with pytest.raises(UserError, match="The true labels of digits are unknown"):
         validation(replace(load("digits"), true_labels=None))

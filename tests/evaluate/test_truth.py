@@ -133,9 +133,9 @@ def test_clean_samples_are_the_same_whatever_the_noise_and_others_go_without_the
     index = clean_index(digits, 7, seed=3)
     assert len(set(index.tolist())) == 70 and digits.true_labels is not None
     assert (np.bincount(digits.true_labels[index]) == 7).all()
-    with pytest.raises(UserError, match="Nobody knows the true labels of digits"):
+    with pytest.raises(UserError, match="The true labels of digits are unknown"):
         clean_index(replace(digits, true_labels=None), 7, seed=3)
-    with pytest.raises(UserError, match=r"Class 0 of digits has \d+ samples: 1000 clean ones would leave none"):
+    with pytest.raises(UserError, match=r"Class 0 of digits has \d+ samples: 1000 clean samples would leave none"):
         clean_index(digits, 1000, seed=3)
 
 

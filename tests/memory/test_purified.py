@@ -68,12 +68,12 @@ def test_one_operation_equals_evicting_one_by_one(capacity, batches):
             assert sorted(v for _, v in ours_p) == sorted(v for _, v in slow_p)
 
 
-def test_lowest_probability_of_the_largest_class_leaves_first():
+def test_lowest_probability_of_the_largest_class_is_evicted_first():
     ours = buffer(4)
     ours.add(batch([0, 0, 0, 1]), torch.tensor([0.9, 0.1, 0.5, 0.2]), torch.Generator())
     ours.add(batch([1], start=4), torch.tensor([0.05]), torch.Generator())
     held, _ = ours.contents()
-    assert sorted(held.index.tolist()) == [0, 2, 3, 4]  # 1 went, though 4 has the lowest probability of all
+    assert sorted(held.index.tolist()) == [0, 2, 3, 4]  # 1 was evicted, though 4 has the lowest probability of all
 
 
 def test_classes_are_levelled():
@@ -126,32 +126,32 @@ def test_same_generator_same_contents_and_state_round_trips():
 @given(
     capacity=st.integers(1, 12),
     offered=samples,
-    vouched=st.dictionaries(st.integers(0, 30), st.integers(0, N_CLASSES - 1), min_size=1, max_size=15),
+    confirmed=st.dictionaries(st.integers(0, 30), st.integers(0, N_CLASSES - 1), min_size=1, max_size=15),
 )
 @settings(deadline=None, max_examples=150)
-def test_who_is_vouched_for_enters_and_is_held_once(capacity, offered, vouched):
+def test_confirmed_samples_enter_and_are_held_once(capacity, offered, confirmed):
     ours = buffer(capacity)
     ours.add(batch([c for c, _ in offered]), torch.tensor([v / 5 for _, v in offered]), torch.Generator())
     before = ours.contents()
-    index = torch.tensor(list(vouched))
+    index = torch.tensor(list(confirmed))
     images = (index % 256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
-    ours.insert(Batch(images, torch.tensor(list(vouched.values())), index))
+    ours.insert(Batch(images, torch.tensor(list(confirmed.values())), index))
     held, probability = ours.contents()
     found = {i: (int(c), float(p)) for i, c, p in zip(held.index.tolist(), held.labels, probability, strict=True)}
-    assert len(found) == held.n == ours.n <= capacity  # nobody twice
+    assert len(found) == held.n == ours.n <= capacity  # no sample twice
     assert torch.equal(held.images[:, 0, 0, 0], (held.index % 256).to(torch.uint8))
     others = {
         i: (int(c), float(p)) for i, c, p in zip(before[0].index.tolist(), before[0].labels, before[1], strict=True)
     }
-    everyone = others | {i: (c, 1.0) for i, c in vouched.items()}
-    assert held.n == min(capacity, len(everyone)) and all(everyone[i] == found[i] for i in found)
-    kept = slow_greedy([(c, p, i) for i, (c, p) in everyone.items()], capacity)
-    counts = [sorted(everyone[i][0] for i in group) for group in (kept, found)]
+    expected = others | {i: (c, 1.0) for i, c in confirmed.items()}
+    assert held.n == min(capacity, len(expected)) and all(expected[i] == found[i] for i in found)
+    kept = slow_greedy([(c, p, i) for i, (c, p) in expected.items()], capacity)
+    counts = [sorted(expected[i][0] for i in group) for group in (kept, found)]
     assert [counts[0].count(c) - counts[1].count(c) in (-1, 0, 1) for c in range(N_CLASSES)] == [True] * N_CLASSES
-    # of a class the vouched for come first, the newest of them before all
-    newest_first = list(vouched)[::-1]
+    # confirmed samples come first within a class, the newest before all
+    newest_first = list(confirmed)[::-1]
     for c in range(N_CLASSES):
-        ranked = [i for i in newest_first if vouched[i] == c]
+        ranked = [i for i in newest_first if confirmed[i] == c]
         n_held = sum(label == c for label, _ in found.values())
         assert set(ranked[:n_held]) <= set(found)
 
@@ -186,7 +186,7 @@ def test_the_device_holds_the_images_and_decides_nothing(eviction):
 
 
 def test_softmax_eviction_is_one_after_the_other():
-    """Against the rule written out with lists; a crowded class loses its lowest, and every newcomer enters."""
+    """Against the rule written out with lists; a crowded class loses its lowest, and every new sample enters."""
     for seed in range(5):
         ours = PurifiedBuffer(12, (1, 2, 2), N_CLASSES, device=CPU, admission="greedy", eviction="softmax")
         generator = torch.Generator().manual_seed(seed)
@@ -200,9 +200,9 @@ def test_softmax_eviction_is_one_after_the_other():
             draws = torch.rand(30, generator=twin, dtype=torch.float64).tolist()
             ours.add(batch(labels, start), p, generator)
             for i in range(30):
-                newcomer = (labels[i], float(p[i]), start + i)
+                added = (labels[i], float(p[i]), start + i)
                 if len(slots) < 12:
-                    slots.append(newcomer)
+                    slots.append(added)
                     continue
                 counts = [sum(s[0] == c for s in slots) for c in range(N_CLASSES)]
                 weights = [math.exp(n) if n else 0.0 for n in counts]
@@ -211,13 +211,13 @@ def test_softmax_eviction_is_one_after_the_other():
                     u -= weights[crowded]
                     crowded += 1
                 out = min((s for s in slots if s[0] == crowded), key=lambda s: s[1])
-                slots[slots.index(out)] = newcomer
+                slots[slots.index(out)] = added
             held, probability = ours.contents()
             assert held.index.tolist() == [s[2] for s in slots]
             assert held.labels.tolist() == [s[0] for s in slots]
             assert probability.tolist() == pytest.approx([s[1] for s in slots])
             assert (held.images[:, 0, 0, 0] == held.index % 256).all()
-        assert max(counts) - min(counts) <= 4  # nearly level
+        assert max(counts) - min(counts) <= 4  # nearly balanced
 
 
 def test_nothing_offered_changes_nothing():

@@ -53,13 +53,13 @@ def assert_equal(a: ReplayMemory, b: ReplayMemory) -> None:
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-# ---------------------------------------------------------------- what all of them promise
+# ---------------------------------------------------------------- contract of every memory
 
 
 @every_kind
 @given(capacity=st.integers(0, 12), offered=streams, seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=40)
-def test_what_is_held_was_offered_and_never_too_much(kind, capacity, offered, seed):
+def test_held_samples_were_offered_and_fit_the_capacity(kind, capacity, offered, seed):
     ours, generator, everything = memory(kind, capacity), torch.Generator().manual_seed(seed), []
     for labels in offered:
         slots = ours.add(batch(labels, len(everything)), generator)
@@ -72,9 +72,9 @@ def test_what_is_held_was_offered_and_never_too_much(kind, capacity, offered, se
         assert (held.images == (held.index % 256).view(-1, 1, 1, 1)).all() and held.images.dtype == torch.uint8
         assert len({*held.index.tolist()}) == held.n and torch.equal(held.index, ours.index)
         assert ours.seen.tolist() == np.bincount(np.array(everything, np.int64), minlength=N_CLASSES).tolist()
-        # the slots say who is held: the last newcomer of each slot, and nobody who was turned away
-        said = {int(s): len(everything) - len(labels) + i for i, s in enumerate(slots) if s >= 0}
-        assert all(int(held.index[s]) == i for s, i in said.items())
+        # each slot holds the last sample placed in it, and no rejected sample
+        last = {int(s): len(everything) - len(labels) + i for i, s in enumerate(slots) if s >= 0}
+        assert all(int(held.index[s]) == i for s, i in last.items())
 
 
 @every_kind
@@ -98,7 +98,7 @@ def test_plan_first_and_write_once_equals_adding(kind):
     generator = torch.Generator().manual_seed(1)
     plan = [planned.place(np.array(labels[i : i + 10]), generator) for i in range(0, 300, 10)]
     for read in (planned.contents, lambda: planned.index):
-        with pytest.raises(RuntimeError, match="not written"):
+        with pytest.raises(RuntimeError, match="call write first"):
             read()
     halfway = memory(kind, 20)
     halfway.load(planned.state())
@@ -108,7 +108,7 @@ def test_plan_first_and_write_once_equals_adding(kind):
 
 
 @every_kind
-def test_nobody_is_written_to_minus_one(kind):
+def test_no_sample_is_written_to_slot_minus_one(kind):
     ours = memory(kind, 6)
     fill(ours, stream(40, [1, 1, 1, 1]), torch.Generator().manual_seed(0))
     before = ours.state()
@@ -151,7 +151,7 @@ def test_an_unknown_label_changes_nothing(kind, wrong):
 
 
 class ForgetsTooFast(Reservoir):
-    """Wrong: once full, everyone enters."""
+    """Wrong: once full, every sample enters."""
 
     def _place(self, labels, draws):
         position = int(self.seen.sum()) + np.arange(len(labels))
@@ -171,13 +171,13 @@ def p_value_of_uniform(kind, size: int, n: int = 6, capacity: int = 3, n_streams
     """Chi-square over all subsets of a short stream of one class: each must be held equally often."""
     generator, held = torch.Generator().manual_seed(size), Counter()
     for _ in range(n_streams):
-        ours, who = kind(capacity, (1, 1, 1), 1, device=CPU), np.zeros(capacity, np.int64)
+        ours, index = kind(capacity, (1, 1, 1), 1, device=CPU), np.zeros(capacity, np.int64)
         for first in range(0, n, size):
             slots = ours.place(np.zeros(size, np.int64), generator)
             for i, slot in enumerate(slots.tolist()):
                 if slot >= 0:
-                    who[slot] = first + i
-        held[tuple(sorted(who.tolist()))] += 1
+                    index[slot] = first + i
+        held[tuple(sorted(index.tolist()))] += 1
     subsets = list(combinations(range(n), capacity))
     assert held.keys() <= {*subsets}
     return float(chisquare([held[s] for s in subsets]).pvalue)
@@ -208,7 +208,7 @@ def test_of_a_long_stream_every_part_is_held_alike():
 def slow_partitioned(labels: list[int], capacity: int, rho: float, draws: np.ndarray) -> list[tuple[int, int]]:
     """Kim et al. 2020, one sample at a time: (label, number) by slot."""
     held: list[tuple[int, int]] = []
-    for number, (label, (enter, crowd, leave)) in enumerate(zip(labels, draws, strict=True)):
+    for number, (label, (enter, crowd, removal)) in enumerate(zip(labels, draws, strict=True)):
         if len(held) < capacity:
             held.append((label, number))
             continue
@@ -221,21 +221,21 @@ def slow_partitioned(labels: list[int], capacity: int, rho: float, draws: np.nda
         excess = [sum(c == other for other, _ in held) - target[c] for c in classes]
         crowded = classes[int((np.cumsum(softmax(excess)) <= crowd).sum())]
         slots = [slot for slot, (c, _) in enumerate(held) if c == crowded]
-        held[slots[int(leave * len(slots))]] = (label, number)
+        held[slots[int(removal * len(slots))]] = (label, number)
     return held
 
 
 def slow_greedy(labels: list[int], capacity: int, draws: np.ndarray) -> list[tuple[int, int]]:
     """Prabhu et al. 2020, one sample at a time: (label, number) by slot."""
     held: list[tuple[int, int]] = []
-    for number, (label, (leave,)) in enumerate(zip(labels, draws, strict=True)):
+    for number, (label, (removal,)) in enumerate(zip(labels, draws, strict=True)):
         count = Counter(c for c, _ in held)
         if len(held) < capacity:
             held.append((label, number))
         elif count[label] < capacity / len({*labels[: number + 1]}):
             largest = [c for c in sorted(count) if count[c] == max(count.values())]
-            leavers = [slot for c in largest for slot, (other, _) in enumerate(held) if other == c]
-            held[leavers[int(leave * len(leavers))]] = (label, number)
+            removable = [slot for c in largest for slot, (other, _) in enumerate(held) if other == c]
+            held[removable[int(removal * len(removable))]] = (label, number)
     return held
 
 
@@ -284,7 +284,7 @@ def test_partitioned_shares_after_a_stream_in_the_order_of_its_classes():
 
 
 @pytest.mark.parametrize("kind", [PartitionedReservoir, GreedyBalanced])
-def test_a_class_that_comes_late_gets_in(kind):
+def test_a_late_class_enters(kind):
     ours, generator = memory(kind, 20), torch.Generator().manual_seed(0)
     fill(ours, [0] * 500, generator)
     fill(ours, [1] * 15, generator, start=500)
@@ -302,12 +302,12 @@ def test_greedy_is_balanced_once_every_class_came_often_enough(capacity):
         assert ours.is_full and max(counts(ours)) - min(counts(ours)) <= 1
 
 
-def test_greedy_turns_away_who_has_its_share():
+def test_greedy_rejects_a_class_that_has_its_share():
     ours, generator = memory(GreedyBalanced, 4), torch.Generator().manual_seed(0)
     fill(ours, [0, 0, 0, 1], generator)
     assert ours.add(batch([0, 0], start=4), generator).tolist() == [-1, -1]
     [slot] = ours.add(batch([1], start=6), generator)
-    assert 0 <= slot <= 2 and counts(ours) == [2, 2, 0, 0]  # one of the largest class made room
+    assert 0 <= slot <= 2 and counts(ours) == [2, 2, 0, 0]  # a sample of the largest class was removed
     assert ours.add(batch([0, 1], start=7), generator).tolist() == [-1, -1]
 
 
@@ -327,7 +327,7 @@ def test_the_device_holds_the_images_and_decides_nothing(kind):
 
 
 @every_kind
-def test_classes_that_are_made_room_for_later_change_nothing(kind):
+def test_adding_classes_later_changes_nothing(kind):
     labels = [0, 1] * 20 + stream(100, [1, 2, 3, 4])
     known, grown = memory(kind, 12), kind(12, (1, 2, 2), 2, device=CPU)
     for ours in (known, grown):

@@ -25,7 +25,7 @@ from purereplay.purify.self_centered import clean_probability, score_samples, se
 
 
 def samples(sizes: dict, n_features: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features around a centre a class, 30 % of them elsewhere, shuffled; labels; who is at the centre."""
+    """Return shuffled features with 70 % of each class around a centre, labels, and the mask of that 70 %."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(list(sizes), list(sizes.values()))
     kinds = np.repeat(np.arange(len(sizes)), list(sizes.values()))
@@ -67,7 +67,7 @@ def test_blocks_are_scored_as_classes_of_their_own():
 
 
 @given(n=st.integers(1, 3000), block_size=st.integers(8, 500), seed=st.integers(0, 5))
-def test_every_sample_is_in_one_block_and_blocks_are_of_a_size(n: int, block_size: int, seed: int):
+def test_every_sample_is_in_one_block_and_blocks_have_similar_sizes(n: int, block_size: int, seed: int):
     rows = np.arange(n) * 3
     blocks = cut("x", rows, block_size, seed)
     assert len(blocks) == -(-n // block_size)
@@ -199,20 +199,20 @@ def test_is_a_scikit_learn_estimator_that_answers_in_its_terms():
     assert np.isfinite(half.clean_probability_).all()
 
 
-def test_leaves_the_number_of_threads_alone_and_says_how_far_it_is():
+def test_restores_the_number_of_threads_and_reports_progress():
     features, labels, _ = samples(dict.fromkeys(range(12), 90))
     torch.set_num_threads(2)
     try:
-        heard: list[tuple[str, int, int]] = []
-        SelfCenteredFilter(n_graphs=200).fit(features, labels, progress=lambda *now: heard.append(now))
+        calls: list[tuple[str, int, int]] = []
+        SelfCenteredFilter(n_graphs=200).fit(features, labels, progress=lambda *now: calls.append(now))
         assert torch.get_num_threads() == 2 and threading.active_count() < 5
         with pytest.raises(UserError, match="n_graphs is -1"):
             SelfCenteredFilter(n_graphs=-1).fit(features, labels)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    done = [now for _, now, _ in heard]
-    assert len(heard) > 2 and done == sorted(done) and heard[-1] == ("scoring", heard[0][2], heard[0][2])
+    done = [now for _, now, _ in calls]
+    assert len(calls) > 2 and done == sorted(done) and calls[-1] == ("scoring", calls[0][2], calls[0][2])
 
 
 def test_batches_are_bounded_and_hold_every_block_once():

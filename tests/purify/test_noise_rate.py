@@ -45,11 +45,11 @@ def test_votes_are_counted_one_by_one():
 
 def test_counting_one_by_one():
     rng = np.random.default_rng(1)
-    shares, labels = rng.dirichlet(np.ones(4), 60), rng.integers(0, 3, 60)  # nobody bears the fourth label
-    bars = [np.mean([s[c] for s, label in zip(shares, labels, strict=True) if label == c]) for c in range(3)]
+    shares, labels = rng.dirichlet(np.ones(4), 60), rng.integers(0, 3, 60)  # no sample has the fourth label
+    thresholds = [np.mean([s[c] for s, label in zip(shares, labels, strict=True) if label == c]) for c in range(3)]
     counts = np.zeros((4, 4), int)
     for s, label in zip(shares, labels, strict=True):
-        above = [c for c in range(3) if s[c] >= bars[c]]
+        above = [c for c in range(3) if s[c] >= thresholds[c]]
         if above:
             counts[label, max(above, key=lambda c: s[c])] += 1
     assert np.array_equal(confident_counts(shares, labels), counts)

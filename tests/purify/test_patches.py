@@ -96,7 +96,7 @@ def test_whatever_the_images_features_are_finite(images):
 
 
 @pytest.mark.parametrize(
-    "images", [torch.rand(4, 3, 8, 8), noise(4, 8, 8), noise(0, 1, 8, 8)], ids=["floats", "three axes", "nobody"]
+    "images", [torch.rand(4, 3, 8, 8), noise(4, 8, 8), noise(0, 1, 8, 8)], ids=["floats", "three axes", "no images"]
 )
 def test_what_is_no_batch_of_images_is_refused(images):
     with pytest.raises(InputError, match=r"Images must be uint8 \(n, channels, height, width\), not "):

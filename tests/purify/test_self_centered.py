@@ -1,4 +1,4 @@
-"""The whole filter: against a plain loop, on real digits, and what it promises about kinds, seeds and bad input."""
+"""The whole filter: against a plain loop, on real digits, and its contract on types, seeds and invalid input."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from purereplay.purify.self_centered import Verdict, clean_probability, score_bu
 
 
 def buffer(n: int = 90, n_labels: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features with 60 % of each label in its cluster, labels, and who is in the cluster."""
+    """Return features with 60 % of each label in its cluster, labels, and the mask of that 60 %."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(n_labels, size=n)
     clean = rng.random(n) < 0.6
@@ -106,7 +106,7 @@ def assert_same_bits(a: Verdict, b: Verdict) -> None:
 )
 @pytest.mark.parametrize("n_graphs", [0, 5])
 def test_many_at_once_are_scored_as_one_by_one(n_graphs: int, chosen: dict, max_entries: int):
-    # to the bit, as the tests compute with one thread; of several threads, who adds up what depends on the batch's size
+    # to the bit, since the tests use one thread; with several, the order of sums depends on the size of the batch
     buffers = many_buffers()
     seeds = [3, *range(len(buffers) - 1)]
     common = {"options": FilterOptions(n_graphs=n_graphs, **chosen), "max_entries": max_entries}
@@ -128,7 +128,7 @@ def test_many_at_once_agree_closely_with_two_threads():
         torch.set_num_threads(1)
 
 
-def test_many_answer_in_kind_and_none_is_no_trouble():
+def test_many_return_the_type_of_their_input_and_an_empty_list_works():
     features, labels, _ = buffer()
     verdicts = score_buffers([torch.from_numpy(features).float()] * 2, [labels, torch.from_numpy(labels)], [1, 1])
     assert all(isinstance(verdict.centrality, torch.Tensor) for verdict in verdicts)
@@ -180,7 +180,7 @@ def test_golden_numbers():
     assert clean_probability(features, np.zeros(12, int), seed=3) == pytest.approx(expected, abs=1e-6)
 
 
-def test_answers_in_kind():
+def test_returns_the_type_of_its_input():
     features, labels, _ = buffer()
     as_numpy = score_samples(features, labels)
     as_tensor = score_samples(torch.from_numpy(features).requires_grad_(), torch.from_numpy(labels))

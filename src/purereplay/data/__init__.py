@@ -1,1 +1,1 @@
-"""Where samples come from: datasets, label noise, episodes, streams. The lowest room: it imports no other."""
+"""Sources of samples: datasets, label noise, episodes, streams. The lowest room, which imports no other."""

@@ -1,13 +1,13 @@
-"""Samples as people have them in Python: arrays, tensors, lists of pictures, feature vectors.
+"""Samples from Python objects: arrays, tensors, lists of pictures, feature vectors.
 
-In: anything of the table. Out: one tensor that owns its memory, uint8 images (n, C, H, W) or feature vectors as images
-of one pixel, float64 (n, D, 1, 1). What cannot be read is an error that names the sample, before anything changes.
+In: any input of the table. Out: one tensor that owns its memory: uint8 images (n, C, H, W), or feature vectors as
+images of one pixel, float64 (n, D, 1, 1). Invalid input raises an error that names the sample, before anything changes.
 
     two axes             feature vectors (n, D), any real numbers
     array, three axes    grey images (n, H, W)
     array, four axes     images (n, H, W, C): channels last, one or three
     tensor, three axes   grey images (n, H, W)
-    tensor, four axes    images (n, C, H, W): channels first, as PyTorch has them
+    tensor, four axes    images (n, C, H, W): channels first, as in PyTorch
     list of pictures     PIL images of one size, all grey (mode L) or all colour (mode RGB)
 
 Images are uint8, or floats in [0, 1], which are multiplied by 255 and rounded.
@@ -33,7 +33,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_samples(samples: Any) -> Tensor:
-    """Images uint8 (n, C, H, W), or feature vectors float64 (n, D, 1, 1): a copy; errors name the sample by place."""
+    """Return a copy as images uint8 (n, C, H, W) or feature vectors float64 (n, D, 1, 1); errors name the sample."""
     if sparse.issparse(samples):
         raise InputTypeError("Sparse data is not supported: give X as a dense array.")
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Image.Image):
@@ -59,12 +59,12 @@ def read_samples(samples: Any) -> Tensor:
 
 
 def is_vectors(samples: Tensor) -> bool:
-    """Whether `read_samples` read feature vectors."""
+    """Return whether these samples from `read_samples` are feature vectors."""
     return samples.dtype != torch.uint8
 
 
 def as_given(samples: Tensor) -> NDArray[Any]:
-    """Samples in the arrays' layout: vectors (n, D), grey images (n, H, W), colour (n, H, W, 3)."""
+    """Return samples in the layout of arrays: vectors (n, D), grey images (n, H, W), colour (n, H, W, 3)."""
     array: NDArray[Any] = samples.cpu().numpy()
     if is_vectors(samples):
         return array[:, :, 0, 0]
@@ -72,7 +72,7 @@ def as_given(samples: Tensor) -> NDArray[Any]:
 
 
 def describe(shape: Shape, vectors: bool) -> str:
-    """A shape in words."""
+    """Return a shape in words."""
     channels, height, width = shape
     return f"vectors of {channels} features" if vectors else f"images of {height}×{width}×{channels}"
 
@@ -86,7 +86,7 @@ def _as_array(samples: Any) -> NDArray[Any]:
     except ValueError:
         if not isinstance(samples, Sequence):
             raise InputError("X cannot be read as an array of numbers.") from None
-        raise InputError(_odd_one_out([np.shape(_row(s, i)) for i, s in enumerate(samples)])) from None
+        raise InputError(_shape_message([np.shape(_row(s, i)) for i, s in enumerate(samples)])) from None
 
 
 def _row(sample: Any, position: int) -> NDArray[Any]:
@@ -96,7 +96,7 @@ def _row(sample: Any, position: int) -> NDArray[Any]:
         raise InputError(f"Sample {position} of X has rows of different lengths.") from None
 
 
-def _odd_one_out(shapes: list[tuple[int, ...]]) -> str:
+def _shape_message(shapes: list[tuple[int, ...]]) -> str:
     at = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
     return f"Sample {at} of X has shape {shapes[at]}, but the first one has {shapes[0]}: all must have one shape."
 
@@ -107,7 +107,7 @@ def _stacked(samples: Sequence[Any]) -> Tensor:
             raise InputTypeError(f"Sample {i} of X is a {type(sample).__name__}, but the first one is a tensor.")
     shapes = [tuple(sample.shape) for sample in samples]
     if len(set(shapes)) > 1:
-        raise InputError(_odd_one_out(shapes))
+        raise InputError(_shape_message(shapes))
     return torch.stack(list(samples))
 
 
@@ -120,7 +120,7 @@ def _from_pictures(pictures: Sequence[Any]) -> Tensor:
             raise InputError(f"Sample {i} of X has mode {picture.mode}: call convert('L') or convert('RGB') on it.")
         if (picture.mode, picture.size) != (first.mode, first.size):
             theirs, ours = (f"{p.mode} of {p.width}×{p.height}" for p in (picture, first))
-            raise InputError(f"Sample {i} of X is {theirs}, but the first one is {ours}: all must be alike.")
+            raise InputError(f"Sample {i} of X is {theirs}, but the first one is {ours}: use one mode and size.")
     array = np.stack([_opened(picture, i) for i, picture in enumerate(pictures)])
     return torch.from_numpy(_pixels(array[:, None] if array.ndim == 3 else np.moveaxis(array, 3, 1)))
 
@@ -128,12 +128,12 @@ def _from_pictures(pictures: Sequence[Any]) -> Tensor:
 def _opened(picture: Image.Image, position: int) -> NDArray[np.uint8]:
     try:
         return np.asarray(picture)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # files are read only now
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # PIL reads the file only now
         raise InputError(f"Sample {position} of X cannot be read: {error}.") from error
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """(n, C, H, W) of any dtype as uint8."""
+    """Return (n, C, H, W) of any dtype as uint8."""
     n, channels, height, width = array.shape
     if channels not in (1, 3) or not height or not width:
         raise InputError(
@@ -176,7 +176,7 @@ def _numbers(row: NDArray[Any], position: int) -> NDArray[np.float64]:
 
 
 def _refuse(wrong: NDArray[np.bool_], why: str) -> None:
-    """Raise for the first row in which something is wrong."""
+    """Raise InputError for the first row with an entry that is wrong."""
     rows = np.flatnonzero(wrong.any(1))
     if len(rows):
         raise InputError(f"Sample {rows[0]} of X {why}.")

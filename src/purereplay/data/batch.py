@@ -1,4 +1,4 @@
-"""The only thing that travels from a stream to a learner."""
+"""Batch: the only data that travels from a stream to a learner."""
 
 from typing import NamedTuple
 
@@ -13,17 +13,17 @@ class Batch(NamedTuple):
 
     images: Tensor  # uint8 (n, channels, height, width); feature vectors: float32 (n, features, 1, 1)
     labels: Tensor  # int64 (n,): the given labels, some of them wrong
-    # int64 (n,): the samples' names, unique within a stream; only a judge can match them with a truth
+    # int64 (n,): numbers of the samples, unique within a stream; only the judge can match them with true labels
     index: Tensor  # type: ignore[assignment]  # hides tuple's own method of that name
 
     @property
     def n(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
         return int(self.labels.shape[0])
 
 
 def check_images(images: Tensor, image_shape: tuple[int, int, int], dtype: torch.dtype = torch.uint8) -> None:
-    """Raise a UserError unless these are images (n, *image_shape) of this dtype, or finite feature vectors."""
+    """Raise UserError unless these are images (n, *image_shape) of this dtype, or finite feature vectors."""
     if not isinstance(images, Tensor):
         raise UserError(f"Images must be a torch tensor, not {type(images).__name__}.")
     if images.dtype != dtype or images.ndim != 4 or tuple(images.shape[1:]) != image_shape:
@@ -39,7 +39,7 @@ def check_images(images: Tensor, image_shape: tuple[int, int, int], dtype: torch
 def check_batch(
     batch: Batch, image_shape: tuple[int, int, int], n_classes: int, dtype: torch.dtype = torch.uint8
 ) -> None:
-    """Raise a UserError that names the culprit unless the batch is one that a learner of this shape can take."""
+    """Raise UserError, which names the culprit, unless a learner with these settings can take the batch."""
     images, labels, index = batch
     check_images(images, image_shape, dtype)
     if not isinstance(labels, Tensor) or not isinstance(index, Tensor):
@@ -55,7 +55,7 @@ def check_batch(
     if wrong.numel():
         at = int(wrong[0, 0])
         raise UserError(
-            f"Sample {int(index[at])} has label {int(labels[at])}, but the labels known here are 0 to {n_classes - 1}."
+            f"Sample {int(index[at])} has label {int(labels[at])}, but the known labels are 0 to {n_classes - 1}."
         )
 
 

@@ -1,6 +1,6 @@
-"""What is known about each dataset before a file is opened: sizes, classes, licence, and which noise it takes.
+"""Facts about each dataset: sizes, classes, licence, and applicable noise.
 
-Facts only; `datasets.py` loads, `sources.py` finds and fetches. Listing this costs nothing.
+Facts only; `datasets` loads, `sources` finds and downloads. Listing them opens no file.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from purereplay.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """One dataset, in facts."""
+    """Facts about one dataset."""
 
     name: str
     n_train: int  # images in the official training part
@@ -22,16 +22,16 @@ class DatasetInfo:
     home: str
     how: str  # how to get it, one sentence
     asymmetric: Mapping[int, int] | None = None  # class → the class it is mistaken for
-    superclass: tuple[int, ...] | None = None  # one superclass id a class
+    superclass: tuple[int, ...] | None = None  # one superclass id per class
     has_truth: bool = True  # whether the training part's true labels are known
-    noisy: bool = False  # the labels come noisy: no noise is added
+    noisy: bool = False  # the labels are noisy already: no noise is added
     mean: tuple[float, ...] | None = None  # per channel, of inputs in [0, 1]; None: inputs stay in [0, 1]
     std: tuple[float, ...] | None = None
     buffer_size: int = 500  # samples in the delayed buffer, the purified buffer and the baselines' memories (paper)
 
     @property
     def n_classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return len(self.class_names)
 
 
@@ -39,7 +39,7 @@ DIGIT_MISTAKES = {2: 7, 3: 8, 5: 6, 6: 5, 7: 1}
 # truck → automobile, bird → airplane, cat ↔ dog, deer → horse
 CIFAR10_MISTAKES = {9: 1, 2: 0, 3: 5, 5: 3, 4: 7}
 
-# the coarse label of each fine label, as in the official files (checked again when they are read)
+# the coarse label of each fine label, as in the official files (verified when they are read)
 _COARSE = """
     4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 9 11 5
     5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 9 19 2 10 0 1 16 12 9 13 15 13
@@ -99,7 +99,7 @@ _CIFAR100_INFO = replace(
 
 
 def _human(clean: DatasetInfo, name: str, what: str) -> DatasetInfo:
-    """CIFAR-N: the images of `clean` with labels that people gave."""
+    """Return the facts about CIFAR-N: the images of `clean` with labels given by people."""
     return replace(
         clean,
         name=name,
@@ -167,7 +167,7 @@ INFOS: dict[str, DatasetInfo] = {
 
 
 def info_for(name: str) -> DatasetInfo:
-    """The facts about the dataset `name`."""
+    """Return the facts about the dataset `name`."""
     if name not in INFOS:
         raise UserError(f"The dataset {name!r} is unknown: choose one of {', '.join(INFOS)}.")
     return INFOS[name]

@@ -1,8 +1,8 @@
-"""Datasets by name: the first stop on a sample's way (paper, section 5.1).
+"""Datasets by name: the start of a sample's way (paper, section 5.1).
 
-In: a name. Out: a `Dataset`, uint8 images with true labels where they are known and given labels where the data come
-noisy. `given_labels` turns one into the labels a stream carries; from there on the truth stays with the judge.
-CIFAR-10N's five label sets are five names: `cifar10n` (the worst), `cifar10n-aggregate`, `cifar10n-random1` … 3.
+In: a name. Out: a `Dataset`: uint8 images with true labels if they are known, and given labels if the data come with
+noisy ones. `given_labels` returns the labels of a stream; from there on only the judge has the truth. CIFAR-10N's five
+label sets are five names: `cifar10n` (the worst), `cifar10n-aggregate`, `cifar10n-random1` … 3.
 """
 
 from dataclasses import dataclass, replace
@@ -40,18 +40,18 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images and labels, as loaded; the sizes are the files', which may be smaller than the official ones."""
+    """Images and labels as loaded; the sizes are those of the files, which may be smaller than the official ones."""
 
     info: DatasetInfo
     images: Images  # (N, C, H, W); WebVision's are a read-only memory map
-    true_labels: Labels | None  # (N,); None: nobody knows them
+    true_labels: Labels | None  # (N,); None: unknown
     given_labels: Labels | None  # (N,); None: clean data, to which noise can be added
     test_images: Images
     test_labels: Labels
-    held_out: NDArray[np.int64] | None = None  # rows of the training files that are `test_images` now; see `validation`
+    held_out: NDArray[np.int64] | None = None  # rows of the training files that became `test_images`; see `validation`
 
 
-# the files that each dataset needs; digits need none
+# files that each dataset needs; digits need none
 _SOURCES: dict[str, tuple[Source, ...]] = {
     "digits": (),
     "mnist": (official.MNIST,),
@@ -73,25 +73,25 @@ _LABEL_SETS = {  # in CIFAR-N's files
 
 
 def names() -> tuple[str, ...]:
-    """Every dataset's name."""
+    """Return the names of all datasets."""
     return tuple(INFOS)
 
 
 def found_at(name: str) -> Path | None:
-    """The folder where the dataset's files already lie, or None: `info_for(name).how` then says how to get it.
+    """Return the folder of the dataset's files, or None if they are missing; `info_for(name).how` says how to get them.
 
-    Looks at names only and opens nothing. Of CIFAR-N it is the labels' folder, of a packed archive the archive.
+    Only checks names and opens no file. For CIFAR-N it is the folder of the labels, for a packed archive the archive.
     """
     wanted = _sources(name)
     if not wanted:
-        package = find_spec("sklearn")  # found, not imported: that takes a second
+        package = find_spec("sklearn")  # located, not imported: importing takes a second
         return None if package is None or package.origin is None else Path(package.origin).parent / "datasets" / "data"
     places = [sources.find(source) or sources.find_archive(source) for source in wanted]
     return places[-1] if all(place is not None for place in places) else None
 
 
 def load(name: str, *, progress: Progress | None = None, download: bool = True) -> Dataset:
-    """Read the dataset, fetching its files first where they are not at hand and `download` allows it."""
+    """Read the dataset; missing files are downloaded first if `download` allows it."""
     info, wanted = info_for(name), _sources(name)
     folders = [sources.obtain(source, progress=progress, allow_download=download) for source in wanted]
     base = name.partition("-")[0].removesuffix("n") if name in _LABEL_SETS else name
@@ -117,11 +117,11 @@ def load(name: str, *, progress: Progress | None = None, download: bool = True) 
 
 
 def given_labels(dataset: Dataset, *, noise: str = "none", rate: float = 0.0, seed: int = 0) -> Labels:
-    """The labels a stream carries (N,): the dataset's own where it comes noisy, else the truth with noise added."""
+    """Return the labels of a stream (N,): the dataset's own if they are noisy, else the true ones with noise added."""
     info = dataset.info
     if dataset.given_labels is not None or dataset.true_labels is None:
         if noise != "none" or dataset.given_labels is None:
-            raise UserError(f"The labels of {info.name} come noisy: use it with the noise 'none', not {noise!r}.")
+            raise UserError(f"The labels of {info.name} are already noisy: use the noise 'none', not {noise!r}.")
         return dataset.given_labels.copy()
     return corrupt(
         noise,
@@ -135,30 +135,30 @@ def given_labels(dataset: Dataset, *, noise: str = "none", rate: float = 0.0, se
 
 
 def clean_index(dataset: Dataset, n_each: int, seed: int) -> NDArray[np.int64]:
-    """So many samples of every true class, drawn at random, int64 (n_each · n_classes,), for who needs the truth."""
+    """Return the rows of `n_each` random samples per true class, int64, for learners that need clean samples."""
     info, labels = dataset.info, dataset.true_labels
     if labels is None:
-        raise UserError(f"Nobody knows the true labels of {info.name}, so no clean samples can be drawn from it.")
+        raise UserError(f"The true labels of {info.name} are unknown, so no clean samples can be drawn from it.")
     dice = np.random.default_rng(derive_seed(seed, "clean samples"))
     chosen = []
     for c in np.unique(labels).tolist():
         members = np.flatnonzero(labels == c)
         if len(members) <= n_each:
             raise UserError(
-                f"Class {c} of {info.name} has {len(members)} samples: {n_each} clean ones would leave none."
+                f"Class {c} of {info.name} has {len(members)} samples: {n_each} clean samples would leave none."
             )
         chosen.append(dice.choice(members, n_each, replace=False))
     return np.concatenate(chosen).astype(np.int64)
 
 
 def validation(dataset: Dataset) -> Dataset:
-    """The dataset for choosing settings: a tenth of each class is held out of the training data and judged on.
+    """Return the dataset for choosing settings: a tenth of each class of the training data replaces the test set.
 
-    It is the same tenth for every seed; the test data play no part.
+    It is the same tenth for every seed.
     """
     labels = dataset.true_labels
     if labels is None:
-        raise UserError(f"Nobody knows the true labels of {dataset.info.name}, so none can be held out to judge on.")
+        raise UserError(f"The true labels of {dataset.info.name} are unknown, so it has no validation data.")
     dice = np.random.default_rng(derive_seed(0, "validation"))
     members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     out = np.sort(np.concatenate([dice.choice(rows, -(-len(rows) // 10), replace=False) for rows in members]))
@@ -178,7 +178,7 @@ def _sources(name: str) -> tuple[Source, ...]:
 
 
 def _parts(base: str, folder: Path | None, progress: Progress | None) -> Parts:
-    """Images and labels of the dataset whose files lie in `folder`."""
+    """Return images and labels of the dataset with files in `folder`."""
     if folder is None:
         return loaders.read_digits()
     if base == "webvision14":

@@ -1,8 +1,8 @@
-"""One file over HTTP, into its place: resumed when interrupted, checked, and moved there only when whole.
+"""Download of one file over HTTP: resumed after interruptions, verified, and moved to its destination when complete.
 
 In: addresses (the official one first, then mirrors), destination, checksum. Out: the file, or a `UserError` of one
-sentence. Built on urllib alone; pooch, the usual choice, always starts an interrupted download over, and 160 MiB
-over a poor line is exactly where that hurts.
+sentence. Uses urllib alone; pooch, the usual choice, restarts interrupted downloads, which hurts with 160 MiB on a slow
+line.
 """
 
 import http.client
@@ -18,16 +18,16 @@ from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 _CHUNK = 1 << 18  # bytes
-_TIMEOUT = 30.0  # seconds without an answer or a byte
-_ATTEMPTS = 4  # per address, as long as each brings new bytes
+_TIMEOUT = 30.0  # seconds without a response or a byte
+_ATTEMPTS = 4  # per address, as long as each receives new bytes
 
 
 class DownloadFailed(UserError):
-    """No address delivered the file; what was received is kept for the next attempt."""
+    """No address delivered the file; the bytes received are kept for the next attempt."""
 
 
 class _CutShort(ConnectionError):
-    """The server closed the connection before the file's end."""
+    """The server closed the connection before the end of the file."""
 
 
 def download(
@@ -38,7 +38,7 @@ def download(
     progress: Progress | None = None,
     timeout: float = _TIMEOUT,
 ) -> Path:
-    """Bring `destination` into being; `checksum` is "md5:…" or "sha256:…". What was received survives a failure."""
+    """Download to `destination`; `checksum` is "md5:…" or "sha256:…". After a failure, the bytes received are kept."""
     with disk_errors(destination):
         destination.parent.mkdir(parents=True, exist_ok=True)
     part = destination.with_name(destination.name + ".part")
@@ -54,7 +54,7 @@ def download(
 
 
 def _try(url: str, part: Path, *, checksum: str, progress: Progress | None, timeout: float) -> str | None:
-    """Fetch `url` into `part`, resuming while that brings new bytes; the reason where it fails for good."""
+    """Download `url` into `part`, resuming while that receives new bytes; return the reason of a final failure."""
     reason = ""
     for _ in range(_ATTEMPTS):
         before = _size(part)
@@ -71,14 +71,14 @@ def _try(url: str, part: Path, *, checksum: str, progress: Progress | None, time
 
 
 def _fetch(url: str, part: Path, *, checksum: str, progress: Progress | None, timeout: float) -> None:
-    """One request: append to `part` what is missing, or write it afresh where the server will not resume."""
+    """Make one request: append the missing bytes to `part`, or rewrite it if the server does not resume."""
     done = _size(part)
     try:
         response = _open(url, done, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not done:
             raise
-        # nothing beyond what we have: either the part is the whole file, or it belongs to another one
+        # no further bytes: the part is either the complete file or a part of another one
         if file_checksum(part, checksum.partition(":")[0]) == checksum:
             return
         done, response = 0, _open(url, 0, timeout=timeout)
@@ -98,7 +98,7 @@ def _fetch(url: str, part: Path, *, checksum: str, progress: Progress | None, ti
 
 
 def _open(url: str, start: int, *, timeout: float) -> http.client.HTTPResponse:
-    """Ask for `url` from byte `start` on."""
+    """Request `url` from byte `start` on."""
     headers = {"User-Agent": "purereplay", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -125,7 +125,7 @@ def _copy(
 
 
 def _check_space(part: Path, needed: int | None) -> None:
-    """Better to say so now than after an hour."""
+    """Raise UserError if the disk lacks the space, before the download starts."""
     free = shutil.disk_usage(part.parent).free
     if needed is not None and needed > free:
         raise UserError(f"{part.parent} has {free:,} bytes free, but {part.name} needs {needed:,} more.")

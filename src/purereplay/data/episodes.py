@@ -1,11 +1,11 @@
-"""Episodes: which classes form which task, in which order (paper, section 5.1 and the appendix on episodes).
+"""Episodes: the classes of each task, and the order of the tasks (paper, section 5.1 and the appendix on episodes).
 
-In: dataset, noise kind and episode name. Out: the tasks, a tuple of tuples of class ids; a stream is cut by them.
+In: dataset, noise kind and episode name. Out: the tasks, a tuple of tuples of class ids, by which a stream is split.
 Episode A is the paper's. The paper does not list B and C: they were drawn once by `draw_classes`, which sorts the
-classes by a hash of (dataset, noise, episode, class), cut into pairs and written down here; a test draws them again.
-The hash makes the draw the same with every version of NumPy. CIFAR-100's twenty tasks of five random classes are
-drawn by the same function whenever asked for, in every episode. Its superclass tasks are the twenty superclasses,
-in the official order in A, in a drawn order in B and C.
+classes by a hash of (dataset, noise, episode, class), split into pairs and recorded here; a test draws them again. The
+hash makes the draw independent of the version of NumPy. CIFAR-100's twenty tasks of five random classes are drawn by
+the same function on each call, in every episode. Its superclass tasks are the twenty superclasses, in the official
+order in A and in a drawn order in B and C.
 """
 
 from purereplay.data.catalogue import CIFAR100_SUPERCLASS
@@ -37,7 +37,7 @@ RECORDED: dict[tuple[str, str], dict[str, Tasks]] = {
         "B": ((6, 8), (0, 3), (4, 2), (7, 1), (5, 9)),
         "C": ((5, 7), (0, 4), (9, 6), (3, 8), (1, 2)),
     },
-    # positions in the list of WebVision's fourteen classes; its noise is real, so there is one kind
+    # positions in the list of WebVision's fourteen classes; its noise is real, so there is only one kind
     ("webvision14", "symmetric"): {
         "A": ((7, 2), (11, 1), (8, 13), (3, 0), (6, 5), (12, 9), (4, 10)),
         "B": ((2, 6), (13, 1), (0, 4), (3, 8), (9, 12), (10, 7), (5, 11)),
@@ -45,22 +45,22 @@ RECORDED: dict[tuple[str, str], dict[str, Tasks]] = {
     },
 }
 
-# datasets that share the classes, and so the episodes, of another
+# datasets that share classes, and so episodes, with another
 _SHARES = {"digits": "mnist", "cifar10n": "cifar10", "cifar100n": "cifar100"}
 
 
 def draw_classes(dataset: str, noise: str, episode: str, *, n_classes: int) -> tuple[int, ...]:
-    """The classes 0 … n_classes − 1 in an order that depends on the names alone."""
+    """Return the classes 0 … n_classes − 1 in an order that depends on the names alone."""
     return tuple(sorted(range(n_classes), key=lambda c: derive_seed("episode", dataset, noise, episode, c)))
 
 
 def group(classes: tuple[int, ...], size: int) -> Tasks:
-    """Cut `classes` into tasks of `size` classes each."""
+    """Split `classes` into tasks of `size` classes each."""
     return tuple(classes[start : start + size] for start in range(0, len(classes), size))
 
 
 def tasks_for(dataset: str, noise: str, episode: str = "A") -> Tasks:
-    """The tasks of `dataset` under `noise` in `episode`; noise "none" takes the symmetric episodes."""
+    """Return the tasks of `dataset` with `noise` in `episode`; noise "none" uses the symmetric episodes."""
     if episode not in EPISODES:
         raise UserError(f"The episode {episode!r} is unknown: choose one of {', '.join(EPISODES)}.")
     family = dataset.partition("-")[0]
@@ -71,12 +71,12 @@ def tasks_for(dataset: str, noise: str, episode: str = "A") -> Tasks:
     if family == "cifar100" and kind == "superclass":
         return _superclass_tasks(episode)
     if (family, kind) not in RECORDED:
-        raise UserError(f"There are no episodes of the dataset {dataset!r} for the noise {noise!r}.")
+        raise UserError(f"The dataset {dataset!r} has no episodes for the noise {noise!r}.")
     return RECORDED[family, kind][episode]
 
 
 def _superclass_tasks(episode: str) -> Tasks:
-    """CIFAR-100's superclasses as tasks, the classes of each in ascending order."""
+    """Return CIFAR-100's superclasses as tasks, the classes of each in ascending order."""
     in_order = tuple(range(20))
     order = in_order if episode == "A" else draw_classes("cifar100", "superclass", episode, n_classes=20)
     return tuple(tuple(c for c in range(100) if CIFAR100_SUPERCLASS[c] == s) for s in order)

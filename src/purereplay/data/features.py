@@ -1,12 +1,11 @@
-"""Files of features and given labels, for the filter on its own: from a path to arrays, with errors that name the item.
+"""Files of features and given labels for the filter: from a path to arrays, with errors that name the item.
 
-- `.npz`: arrays `features` (n, d) and `labels` (n,), and `ids` (n,) if there are names; never unpickled. Features keep
-  their type.
-- `.csv`: a header, a column `label`, perhaps a column `id`; all other columns are features, read as float32.
+- `.npz`: arrays `features` (n, d) and `labels` (n,), optionally `ids` (n,); never unpickled. Features keep their dtype.
+- `.csv`: a header, a column `label`, optionally a column `id`; all other columns are features, read as float32.
 - `.parquet`: the same columns, or the features as one column of lists; needs pyarrow.
 
-Other names can be asked for. A label is the same in every kind of file: text without blanks around it, and whole
-numbers (7, "7", 7.0) are numbers.
+Other names can be chosen. A label is the same in every kind of file: text without surrounding blanks, and whole numbers
+(7, "7", 7.0) are integers.
 """
 
 import csv
@@ -29,15 +28,15 @@ from purereplay.errors import UserError
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_LINES = 4096  # of a CSV file parsed at a time
+_LINES = 4096  # lines of a CSV file parsed at a time
 
 
 class FeatureTable(NamedTuple):
-    """What a file says about n samples."""
+    """Contents of a file with n samples."""
 
     features: NDArray[Any]  # (n, d), finite
-    labels: NDArray[Any]  # objects (n,): int, str or whatever the file has; none is missing
-    ids: list[Hashable] | None  # n different names, where the file has them
+    labels: NDArray[Any]  # objects (n,): int, str or another type of the file; none is missing
+    ids: list[Hashable] | None  # n unique names, if the file has them
 
 
 def read_features(
@@ -48,14 +47,14 @@ def read_features(
     ids: str | None = None,
     progress: Progress | None = None,
 ) -> FeatureTable:
-    """The features, labels and ids in `path`, checked.
+    """Read and check the features, labels and ids in `path`.
 
-    `features`, `labels` and `ids` name the arrays or columns, if they are not called as above; for columns of features
-    a list with commas, in which `*` and `?` stand for any characters.
+    `features`, `labels` and `ids` select other arrays or columns than the default ones. Columns of features are a
+    comma-separated list in which `*` and `?` are wildcards.
     """
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
-        raise UserError(f"{path} is none of the kinds of file that can be read: {', '.join(SUFFIXES)}.")
+        raise UserError(f"{path} cannot be read: its suffix must be one of {', '.join(SUFFIXES)}.")
     with _reading(path):
         with path.open("rb") as file:
             if not file.read(1):
@@ -73,19 +72,20 @@ def read_features(
 
 
 def read_rows(path: Path) -> NDArray[Any]:
-    """The features (n, d) alone, float32 or float64, from the array `features` of an npz file, checked."""
+    """Read and check the array `features` (n, d) of an npz file alone, as float32 or float64."""
     if path.suffix.lower() != ".npz":
         raise UserError(f"{path} is not an npz file.")
     with _reading(path):
-        path.open("rb").close()  # a missing one is not a damaged one
+        path.open("rb").close()  # a missing file is not reported as damaged
         [features] = _load_arrays(path, lambda names: ["features"])
     _check_matrix(path, features, lambda row: f"row {row}")
     return np.ascontiguousarray(features, np.float64 if features.dtype == np.float64 else np.float32)
 
 
 def first_not_finite(features: NDArray[Any]) -> int | None:
-    """The first row of (n, d) that holds NaN or infinity, if there is one."""
-    step = max(1, 2**22 // max(1, features.shape[1]))  # a mask of all entries would be a quarter of the features
+    """Return the first row of (n, d) that holds NaN or infinity, or None."""
+    # in pieces: a mask of all entries would take a quarter of the memory of the features
+    step = max(1, 2**22 // max(1, features.shape[1]))
     for start in range(0, len(features), step):
         finite = np.isfinite(features[start : start + step]).all(1)
         if not finite.all():
@@ -95,7 +95,7 @@ def first_not_finite(features: NDArray[Any]) -> int | None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what a missing or forbidden file, or one of bytes, raises into a sentence."""
+    """Turn the errors of a missing, unreadable or binary file into a UserError."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -116,9 +116,9 @@ def _read_npz(
 
 
 def _load_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str | None]]) -> list[Any]:
-    """The arrays of an npz file that are chosen from its names, None for None; never unpickled."""
+    """Return the arrays of an npz file that `choose` picks from its names (None for None); never unpickled."""
     if not zipfile.is_zipfile(path):
-        raise UserError(f"{path} is cut off, damaged, or not an npz file.")
+        raise UserError(f"{path} is truncated, damaged, or not an npz file.")
     what = str(path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -131,17 +131,17 @@ def _load_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str | No
         return found
     except (UserError, MemoryError, OSError):
         raise
-    except Exception as error:  # a damaged file can raise nearly anything; none of it has run foreign code
+    except Exception as error:  # a damaged file can raise nearly anything; no foreign code has run
         if "Object arrays" in str(error):
             raise UserError(f"{what} holds Python objects, which are not unpickled: save numbers or text.") from None
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise UserError(f"{what} is cut off or damaged: {reason}.") from error
+        raise UserError(f"{what} is truncated or damaged: {reason}.") from error
 
 
 def _read_csv(
     path: Path, choose: Callable[[list[str]], Columns], progress: Progress | None
 ) -> tuple[NDArray[np.float32], list[str], list[str] | None, NDArray[np.int64]]:
-    """Features, labels, ids, and the line on which each sample ends."""
+    """Return features, labels, ids, and the line on which each sample ends."""
     size = path.stat().st_size
     features: list[NDArray[np.float32]] = []
     labels: list[str] = []
@@ -153,11 +153,11 @@ def _read_csv(
             header = [name.strip() for name in next(table, [])]
             columns = choose(header)
             places = [header.index(name) for name in columns.features]
-            neighbours = places == list(range(places[0], places[-1] + 1))
-            whole = slice(places[0], places[-1] + 1) if neighbours else None  # twice as fast
+            adjacent = places == list(range(places[0], places[-1] + 1))
+            whole = slice(places[0], places[-1] + 1) if adjacent else None  # twice as fast
             label, name = header.index(columns.labels), header.index(columns.ids) if columns.ids else None
             while rows := [(table.line_num, row) for row in islice(table, _LINES)]:
-                rows = [(line, row) for line, row in rows if row]  # blank lines are none
+                rows = [(line, row) for line, row in rows if row]  # skips blank lines
                 for line, row in rows:
                     if len(row) != len(header):
                         raise UserError(f"Line {line} of {path} has {len(row)} cells, but the header {len(header)}.")
@@ -175,7 +175,7 @@ def _read_csv(
 
 
 def _numbers(path: Path, cells: list[list[str]], lines: list[int], names: Sequence[str]) -> NDArray[np.float32]:
-    """Cells (n, d) as numbers; UserError that names line and column of the first that is none."""
+    """Return cells (n, d) as numbers; UserError names line and column of the first cell that is not a number."""
     try:
         values = np.array(cells, dtype=np.float64).reshape(len(cells), len(names))
     except ValueError:
@@ -187,15 +187,15 @@ def _numbers(path: Path, cells: list[list[str]], lines: list[int], names: Sequen
                     where = f"Line {line} of {path}, column {name!r}"
                     raise UserError(f"{where}: {cell[:80]!r} is not a number.") from None
         raise
-    with np.errstate(over="ignore"):  # infinity is found, and named, later
+    with np.errstate(over="ignore"):  # infinity is reported later
         return values.astype(np.float32)
 
 
 def _columns(path: Path, names: list[str], features: str, labels: str | None, ids: str | None) -> Columns:
-    """Which columns of a table are what."""
+    """Return the columns of features, labels and ids of a table."""
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
-        raise UserError(f"{path} has two columns {twice!r}.")
+        raise UserError(f"{path} has two columns named {twice!r}.")
     known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     own_label, own_id = labels or _first_of(names, ("label", "labels")), ids or _first_of(names, ("id", "ids"))
     for name, option in ((own_label or "label", "--labels"), (own_id, "--ids")):
@@ -204,7 +204,7 @@ def _columns(path: Path, names: list[str], features: str, labels: str | None, id
     patterns = [pattern.strip() for pattern in features.split(",")]
     chosen = [n for n in names if n not in (own_label, own_id) and any(fnmatchcase(n, p) for p in patterns)]
     if not chosen:
-        raise UserError(f"{path} has no columns of features ({features!r}); its columns are: {known}.")
+        raise UserError(f"{path} has no columns of features (--columns {features!r}); its columns are: {known}.")
     return Columns(chosen, own_label or "label", own_id)
 
 
@@ -213,7 +213,7 @@ def _first_of(names: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: Callable[[int], str]) -> FeatureTable:
-    """The table, if it is sound; `place` says where a row is in the file."""
+    """Return the table, or raise UserError; `place` returns the position of a row in the file."""
     n = len(features) if features.ndim else 0
     _check_matrix(path, features, None)
     for what, column in (("labels", labels), ("ids", ids)):
@@ -221,20 +221,20 @@ def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: C
         if shape != (n,):
             raise UserError(f"The {what} in {path} have shape {shape}, but {n} samples need ({n},).")
     _check_matrix(path, features, place)
-    names = None if ids is None else _tidy(path, "id", ids, place)
+    names = None if ids is None else _normalised(path, "id", ids, place)
     if names is not None and len(set(names)) < n:
         seen: dict[Hashable, int] = {}
         for row, name in enumerate(names):
             if name in seen:
                 raise UserError(f"The id {name!r} is on {place(seen[name])} and on {place(row)} of {path}.")
             seen[name] = row
-    tidied = np.empty(n, dtype=object)
-    tidied[:] = _tidy(path, "label", labels, place)
-    return FeatureTable(features, tidied, names)
+    normalised = np.empty(n, dtype=object)
+    normalised[:] = _normalised(path, "label", labels, place)
+    return FeatureTable(features, normalised, names)
 
 
 def _check_matrix(path: Path, features: NDArray[Any], place: Callable[[int], str] | None) -> None:
-    """UserError unless the features are a matrix of numbers, and with `place` unless all of them are finite."""
+    """Raise UserError unless the features are a matrix of numbers and, if `place` is given, finite."""
     if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
         kind = f"{features.dtype} of shape {features.shape}"
         raise UserError(f"The features in {path} are {kind}, but must be (n, d) real numbers with n, d ≥ 1.")
@@ -242,10 +242,10 @@ def _check_matrix(path: Path, features: NDArray[Any], place: Callable[[int], str
         raise UserError(f"The features on {place(row)} of {path} hold NaN or infinity.")
 
 
-def _tidy(path: Path, what: str, values: Any, place: Callable[[int], str]) -> list[Hashable]:
-    """Values as they are called in every kind of file; UserError for a missing one."""
+def _normalised(path: Path, what: str, values: Any, place: Callable[[int], str]) -> list[Hashable]:
+    """Return values in the form common to all kinds of files; UserError if one is missing."""
     known: dict[Hashable, Hashable] = {}
-    tidied: list[Hashable] = []
+    normalised: list[Hashable] = []
     for row, value in enumerate(values.tolist() if isinstance(values, np.ndarray) else values):
         if not isinstance(value, Hashable):
             raise UserError(f"The {what} on {place(row)} of {path} is neither a name nor a number.")
@@ -253,12 +253,12 @@ def _tidy(path: Path, what: str, values: Any, place: Callable[[int], str]) -> li
             known[value] = _name(value)
         if known[value] is None:
             raise UserError(f"The {what} on {place(row)} of {path} is missing or empty.")
-        tidied.append(known[value])
-    return tidied
+        normalised.append(known[value])
+    return normalised
 
 
 def _name(value: Any) -> Hashable:
-    """A label or id by its plain name; None if it is missing."""
+    """Return the normal form of a label or id; None if it is missing."""
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, str):

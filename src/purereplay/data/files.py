@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all: written beside their place, checked, then renamed into it.
+"""Files that are complete or absent: written beside the destination, then renamed.
 
-Used by everything that writes: downloads, members of archives, decoded images, run directories.
+Used for all output: downloads, members of archives, decoded images, run directories and state folders.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from purereplay.errors import UserError
 
 
 def verify(path: Path, checksum: str, *, name: str) -> None:
-    """Delete `path` and complain unless it has `checksum`."""
+    """Delete `path` and raise UserError unless it has `checksum`."""
     found = file_checksum(path, checksum.partition(":")[0])
     if found != checksum:
         path.unlink(missing_ok=True)
@@ -22,18 +22,18 @@ def verify(path: Path, checksum: str, *, name: str) -> None:
 
 
 def file_checksum(path: Path, kind: str) -> str:
-    """The checksum of a file as "kind:hex"."""
+    """Return the checksum of a file as "kind:hex"."""
     with path.open("rb") as file:
         return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
 
 
 def move_into_place(part: Path, destination: Path) -> None:
-    """Rename a finished file: others see the whole of it or nothing, also after a power cut."""
+    """Rename a finished file; it is visible complete or not at all, also after a power failure."""
     with disk_errors(destination):
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(destination)
-        if sys.platform != "win32":  # there a folder cannot be opened; its journal keeps the rename
+        if sys.platform != "win32":  # Windows cannot open a folder; its journal keeps the rename
             folder = os.open(destination.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -43,7 +43,7 @@ def move_into_place(part: Path, destination: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a sentence."""
+    """Turn an OSError, such as a full or read-only disk, into a UserError."""
     try:
         yield
     except OSError as error:
@@ -52,7 +52,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to; what was written is moved in at the end, or removed if that fails."""
+    """Yield a path beside `path` to write to; the file is renamed to `path` at the end, or removed on an error."""
     part = path.with_name(path.name + ".part")
     with disk_errors(path):
         try:
@@ -64,14 +64,14 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place and move it in; a full disk leaves nothing behind."""
+    """Write a file beside its destination and rename it; an error leaves nothing behind."""
     with whole_file(path) as part:
         part.write_bytes(content)
 
 
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time work on a file; the lock falls with the process. No lock where the disk has none."""
+def wait_for_lock(lock: Path) -> Iterator[None]:
+    """Wait for an exclusive lock; it ends with the process. Without support by the file system there is no lock."""
     with disk_errors(lock):
         file = lock.open("ab")
     with file:
@@ -89,7 +89,7 @@ def alone(lock: Path) -> Iterator[None]:
 
 @contextmanager
 def held(lock: Path, busy: str) -> Iterator[None]:
-    """Keep a second process out while this one works: UserError(busy) there. The lock falls with the process."""
+    """Hold an exclusive lock, or raise UserError(busy) if another process has it; it ends with the process."""
     with disk_errors(lock):
         file = lock.open("ab")
     with file:
@@ -101,7 +101,7 @@ def held(lock: Path, busy: str) -> Iterator[None]:
 def _try_lock(descriptor: int) -> bool:
     try:
         import fcntl
-    except ImportError:  # Windows has no flock; a second process is then not kept out
+    except ImportError:  # Windows has no flock, so a second process is not excluded
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

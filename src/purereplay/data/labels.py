@@ -1,6 +1,6 @@
-"""Labels as people have them: any hashable Python value, in lists or arrays, and as JSON where they can be.
+"""Labels from Python objects: any hashable value, in lists or arrays, and their form in JSON.
 
-Two labels are one class when Python calls them equal, so 1, 1.0 and True are.
+Two labels are one class if Python considers them equal, as 1, 1.0 and True.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _JSON = (str, int, float, bool, type(None))
 
 
 def read_labels(labels: Any) -> list[Hashable]:
-    """Plain Python values, one a sample; an error names the first sample whose label cannot be one."""
+    """Return labels as plain Python values, one per sample; an error names the first sample with an invalid label."""
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu().numpy()
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
         labels = np.asarray(labels)
         if labels.ndim != 1:
-            raise InputError(f"y should be a 1d array with a label for each sample, but has shape {labels.shape}.")
+            raise InputError(f"y should be a 1d array with one label per sample, but has shape {labels.shape}.")
         labels = labels.tolist()
     plain = [label.item() if isinstance(label, np.generic) else label for label in labels]
     for i, label in enumerate(plain):
@@ -53,7 +53,7 @@ def _check(label: Any, position: int) -> None:
 
 
 def in_order(labels: Iterable[Hashable]) -> list[Hashable]:
-    """Each label once: sorted where Python can compare them all, else by first appearance."""
+    """Return each label once: sorted if Python can compare them all, else in order of first appearance."""
     once = list(dict.fromkeys(labels))
     try:
         return sorted(once)  # type: ignore[type-var]
@@ -62,20 +62,20 @@ def in_order(labels: Iterable[Hashable]) -> list[Hashable]:
 
 
 def label_array(labels: Sequence[Hashable]) -> NDArray[Any]:
-    """A numpy array of these labels: of their own dtype where that keeps them as they are, else of objects."""
+    """Return a numpy array of these labels: of their own dtype if that preserves them, else of objects."""
     kinds = {type(label) for label in labels}
     if kinds in ({int}, {float}, {bool}, {str}):
         array = np.array(labels)
-        if array.dtype.kind in "ifbU" and array.tolist() == list(labels):  # U drops zeros at a string's end
+        if array.dtype.kind in "ifbU" and array.tolist() == list(labels):  # dtype U drops trailing NULs of a string
             return array
     objects = np.empty(len(labels), object)
-    for i, label in enumerate(labels):  # a slice would spread tuples over an axis of their own
+    for i, label in enumerate(labels):  # assigning a slice would turn tuples into another axis
         objects[i] = label
     return objects
 
 
 class LabelBook:
-    """Which label is which class number; numbers are given in the order in which labels become known."""
+    """Class numbers of labels, assigned in the order in which the labels become known."""
 
     def __init__(self) -> None:
         self.labels: list[Hashable] = []  # by class number
@@ -84,7 +84,7 @@ class LabelBook:
         self._numbers: dict[Hashable, int] = {}
 
     def know(self, labels: Iterable[Hashable]) -> None:
-        """Give new labels a number each."""
+        """Assign class numbers to new labels."""
         for label in labels:
             if label not in self._numbers:
                 self._numbers[label] = len(self.labels)
@@ -95,18 +95,18 @@ class LabelBook:
             self.columns = [self._numbers[label] for label in ordered]
 
     def numbers(self, labels: Iterable[Hashable]) -> Tensor:
-        """Class numbers int64 (n,) of known labels."""
+        """Return class numbers int64 (n,) of known labels."""
         return torch.tensor([self._numbers[label] for label in labels], dtype=torch.int64)
 
     def given(self, numbers: Tensor, *, objects: bool = False) -> NDArray[Any]:
-        """The labels of class numbers int64 (n,)."""
+        """Return the labels of class numbers int64 (n,)."""
         array = label_array(self.labels)
         found: NDArray[Any] = (array.astype(object) if objects else array)[numbers.cpu().numpy()]
         return found
 
 
 def label_to_json(label: Hashable) -> Any:
-    """A value that JSON has: text, numbers, true and false as they are, tuples as {"tuple": [...]}."""
+    """Return the label as a JSON value: text, numbers, true and false unchanged, tuples as {"tuple": [...]}."""
     if type(label) is tuple:
         return {"tuple": [label_to_json(part) for part in label]}
     if type(label) not in _JSON:

@@ -1,7 +1,7 @@
-"""From the official files in a folder to arrays in one shape: images (N, C, H, W) uint8, labels (N,) int64.
+"""Loaders: from the official files in a folder to images uint8 (N, C, H, W) and labels int64 (N,).
 
-One function a dataset, called by `datasets.py`; each checks that what it read hangs together and names the file that
-does not.
+One function per dataset, called by `datasets`. Each checks that its files are consistent, and names the file that is
+not.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ Labels = NDArray[np.int64]
 
 
 class Parts(NamedTuple):
-    """The training and the test part of a dataset."""
+    """Training and test part of a dataset."""
 
     images: Images
     labels: Labels
@@ -29,10 +29,10 @@ class Parts(NamedTuple):
 
 
 def read_digits() -> Parts:
-    """scikit-learn's digits, 0 … 16 stretched to 0 … 255, in a fixed split of 1,437 and 360.
+    """Return scikit-learn's digits, scaled from 0 … 16 to 0 … 255, in a fixed split of 1,437 and 360.
 
-    The samples are sorted by class, then by a hash of their position; every fifth is a test sample. So each class
-    gives a fifth of its samples, give or take one, and no library's random numbers are involved.
+    The samples are sorted by class, then by a hash of their position; every fifth is a test sample. So each class gives
+    a fifth of its samples, plus or minus one, and the split does not depend on a library's random numbers.
     """
     from sklearn.datasets import load_digits
 
@@ -46,12 +46,12 @@ def read_digits() -> Parts:
 
 
 def read_mnist(folder: Path) -> Parts:
-    """The four IDX files, gzipped or not."""
+    """Read the four IDX files, gzipped or not."""
     return Parts(*_read_mnist_part(folder, "train"), *_read_mnist_part(folder, "t10k"))
 
 
 def read_cifar10(folder: Path) -> Parts:
-    """The five training batches in order, and the test batch."""
+    """Read the five training batches in order, and the test batch."""
     images, labels = [], []
     for number in range(1, 6):
         batch_images, (batch_labels,) = readers.read_cifar(folder / f"data_batch_{number}", "labels")
@@ -62,12 +62,12 @@ def read_cifar10(folder: Path) -> Parts:
 
 
 def read_cifar100(folder: Path) -> Parts:
-    """The fine labels, after checking that the coarse ones are the superclasses we know."""
+    """Read the fine labels, and check that the coarse ones are the known superclasses."""
     return Parts(*_read_cifar100_part(folder / "train"), *_read_cifar100_part(folder / "test"))
 
 
 def read_human_labels(folder: Path, base: str, label_set: str, *, true_labels: Labels) -> Labels:
-    """CIFAR-N's `label_set` for `base` ("cifar10" or "cifar100"), after checking that it is in the official order."""
+    """Read CIFAR-N's `label_set` for `base` ("cifar10" or "cifar100"), and check that it is in the official order."""
     candidates = (folder / f"CIFAR-{base.removeprefix('cifar')}_human.pt", folder / f"{base}n_labels.npz")
     path = next(candidate for candidate in candidates if candidate.is_file())
     sets = readers.read_label_sets(path)

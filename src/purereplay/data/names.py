@@ -1,4 +1,4 @@
-"""Samples' names: text or whole numbers that people give them, else their number in the stream; each name once."""
+"""Names of samples: text or whole numbers given by the user, else the number in the stream; each name is unique."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ Name = str | int
 
 
 class SampleNames:
-    """The names of the samples 0 … n − 1 of a stream."""
+    """Names of the samples 0 … n − 1 of a stream."""
 
     def __init__(self) -> None:
         self.n = 0
-        self._names: dict[int, Name] = {}  # by number, of those that do not go by it
+        self._names: dict[int, Name] = {}  # by number, for samples that have a name of their own
         self._taken: set[Name] = set()
 
     def check(self, names: Sequence[Any] | None, n: int) -> list[Name] | None:
-        """Names for the next n samples, None: their numbers; an error names the first sample that cannot have its."""
+        """Check names for the next n samples (None: their numbers); an error names the first sample with a bad name."""
         if names is None:
             clash = next((number for number in range(self.n, self.n + n) if number in self._taken), None)
             if clash is not None:
-                raise InputError(f"Sample {clash - self.n} is number {clash} of the stream, which is another's id.")
+                raise InputError(
+                    f"Sample {clash - self.n} needs an id: its number {clash} is the id of another sample."
+                )
             return None
         plain = [name.item() if isinstance(name, np.generic) else name for name in list(names)]
         if len(plain) != n:
@@ -43,20 +45,21 @@ class SampleNames:
         return plain
 
     def add(self, names: list[Name] | None, n: int) -> None:
-        """The next n samples, with names as checked."""
+        """Add the next n samples, with names from `check`."""
         self._names |= dict(enumerate(names or [], self.n))
         self._taken.update(names or [])
         self.n += n
 
     def of(self, numbers: Iterable[int]) -> list[Name]:
+        """Return the names of samples by number."""
         return [self._names.get(number, number) for number in numbers]
 
     def _is_taken(self, name: Name) -> bool:
-        goes_by_number = isinstance(name, int) and 0 <= name < self.n and name not in self._names
-        return name in self._taken or goes_by_number
+        is_number = isinstance(name, int) and 0 <= name < self.n and name not in self._names
+        return name in self._taken or is_number
 
     def state(self) -> Tensor:
-        """Everything, as the bytes of a text: uint8 (length,)."""
+        """Return the complete state as the bytes of a text: uint8 (length,)."""
         text = json.dumps([self.n, list(self._names.keys()), list(self._names.values())])
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 

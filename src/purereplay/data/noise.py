@@ -1,8 +1,8 @@
-"""Label noise: between the dataset's true labels and the given labels a stream carries (paper, section 5.1).
+"""Label noise: from the true labels of a dataset to the given labels of a stream (paper, section 5.1).
 
-In: true labels and a generator. Out: new labels, of which exactly round(rate × n) samples of each class that the
-kind touches are changed, each to a label that differs. Everything here is a pure function of its arguments.
-The noise is put on before a stream is cut into tasks, so symmetric noise carries images of every class into every task.
+In: true labels and a generator. Out: new labels, in which exactly round(rate × n) samples of each affected class have a
+different label. All functions are pure. Noise is added before a stream is split into tasks, so symmetric noise brings
+images of every class into every task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ def corrupt(
     mapping: Mapping[int, int] | None = None,
     superclass: Sequence[int] | None = None,
 ) -> Labels:
-    """New labels (n,) in which `rate` of each touched class is wrong; `kind` is one of `KINDS`.
+    """Return new labels (n,) in which `rate` of each affected class is wrong; `kind` is one of `KINDS`.
 
-    `mapping` (class → class) belongs to "asymmetric", `superclass` (one id a class) to "superclass".
+    "asymmetric" needs `mapping` (class → class), "superclass" needs `superclass` (one id per class).
     """
     if kind not in KINDS:
         raise UserError(f"The noise {kind!r} is unknown: choose one of {', '.join(KINDS)}.")
@@ -38,17 +38,17 @@ def corrupt(
         return symmetric(labels, rate, generator, n_classes=n_classes)
     if kind == "asymmetric":
         if mapping is None:
-            raise UserError("This dataset has no class mapping, so it knows no asymmetric noise.")
+            raise UserError("Asymmetric noise needs a class mapping, which this dataset does not have.")
         return asymmetric(labels, rate, generator, mapping=mapping)
     if kind == "superclass":
         if superclass is None:
-            raise UserError("This dataset has no superclasses, so it knows no superclass noise.")
+            raise UserError("Superclass noise needs superclasses, which this dataset does not have.")
         return within_superclass(labels, rate, generator, superclass=superclass)
     return labels.copy()
 
 
 def symmetric(labels: Labels, rate: float, generator: np.random.Generator, *, n_classes: int) -> Labels:
-    """`rate` of each class gets one of the other classes, uniformly."""
+    """Give `rate` of each class one of the other classes, uniformly."""
 
     def other(label: int, n: int) -> Labels:
         return (label + generator.integers(1, n_classes, size=n)) % n_classes
@@ -59,20 +59,20 @@ def symmetric(labels: Labels, rate: float, generator: np.random.Generator, *, n_
 
 
 def asymmetric(labels: Labels, rate: float, generator: np.random.Generator, *, mapping: Mapping[int, int]) -> Labels:
-    """`rate` of each class that `mapping` names becomes the class it is mistaken for; other classes stay clean."""
+    """Give `rate` of each class in `mapping` the class it is mistaken for; other classes stay clean."""
 
     def mistaken(label: int, n: int) -> Labels:
         return np.full(n, mapping[label], dtype=np.int64)
 
     if any(label == target for label, target in mapping.items()):
-        raise UserError("A class mapping for asymmetric noise must not send a class to itself.")
+        raise UserError("A class mapping for asymmetric noise must not map a class to itself.")
     return _flip(labels, rate, generator, classes=sorted(mapping), draw=mistaken)
 
 
 def within_superclass(
     labels: Labels, rate: float, generator: np.random.Generator, *, superclass: Sequence[int]
 ) -> Labels:
-    """`rate` of each class gets one of the other classes of its superclass, uniformly."""
+    """Give `rate` of each class one of the other classes of its superclass, uniformly."""
     groups = np.asarray(superclass)
 
     def sibling(label: int, n: int) -> Labels:
@@ -93,7 +93,7 @@ def _flip(
     classes: Sequence[int],
     draw: Callable[[int, int], Labels],
 ) -> Labels:
-    """Replace a random round(rate × n) of each of `classes` by `draw(label, number)`; classes are the old labels'."""
+    """Replace a random round(rate × n) labels of each of `classes` by `draw(label, number)`."""
     noisy = np.array(labels, dtype=np.int64)
     for label in classes:
         members = np.flatnonzero(labels == label)

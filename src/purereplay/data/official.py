@@ -1,6 +1,6 @@
-"""The official files: names, addresses, checksums, and the folders in which people keep them.
+"""Official files: names, addresses, checksums, and the folders in which they are usually kept.
 
-Facts only; `sources.py` finds and fetches them.
+Facts only; `sources` finds and downloads them.
 """
 
 from purereplay.data.sources import Remote, Source
@@ -49,7 +49,8 @@ CIFAR10 = Source(
 )
 CIFAR100 = Source(
     title="CIFAR-100",
-    folders=("cifar100", "cifar100/cifar-100-python", "cifar-100-python"),  # not ".": "train" and "test" say too little
+    # not ".": the names "train" and "test" are too general
+    folders=("cifar100", "cifar100/cifar-100-python", "cifar-100-python"),
     files=(("train", "test"),),
     remote=(
         Remote(
@@ -64,7 +65,7 @@ CIFAR100 = Source(
 
 
 def _cifar_n(size: int, sha256: str) -> Source:
-    """The authors publish no checksum: these are the ones that others who use the files have recorded."""
+    """Return the source of CIFAR-N. The authors publish no checksum: these are recorded by other users of the files."""
     name = f"CIFAR-{size}_human.pt"
     hosts = (
         "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data/",

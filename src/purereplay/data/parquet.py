@@ -1,4 +1,4 @@
-"""Parquet files, through pyarrow, which is optional: tables of features in, tables of scores out."""
+"""Parquet files through pyarrow, which is optional: reads tables of features, writes tables of scores."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
-_ROWS = 8192  # converted at a time
+_ROWS = 8192  # rows converted at a time
 
 
 class Columns(NamedTuple):
-    """Which columns of a table are what."""
+    """Names of the columns of a table by role."""
 
     features: list[str]
     labels: str
@@ -22,7 +22,7 @@ class Columns(NamedTuple):
 
 
 def pyarrow_for(path: Path) -> Any:
-    """pyarrow with its modules for parquet, or a sentence that says why `path` needs it."""
+    """Return pyarrow with its parquet modules, or raise UserError that `path` needs it."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -35,12 +35,12 @@ def pyarrow_for(path: Path) -> Any:
 def read_parquet(
     path: Path, choose: Callable[[list[str]], Columns], progress: Progress | None
 ) -> tuple[NDArray[np.float32], list[Any], list[Any] | None]:
-    """Features (n, d), labels and ids of the columns that `choose` picks from the names of all; nothing becomes NaN."""
+    """Return features (n, d), labels and ids from the columns that `choose` picks from all names."""
     arrow = pyarrow_for(path)
     labels: list[Any] = []
     ids: list[Any] = []
     try:
-        # a million rows are often one row group: read as it is wanted, not whole
+        # a million rows are often one row group: read in pieces, not whole
         with arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False) as file:
             n = file.metadata.num_rows
             columns = choose(file.schema_arrow.names)
@@ -59,19 +59,19 @@ def read_parquet(
                     progress(path.name, len(labels), n)
     except (arrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise UserError(f"{path} is cut off, damaged, or not a parquet file: {reason}.") from error
+        raise UserError(f"{path} is truncated, damaged, or not a parquet file: {reason}.") from error
     return features, labels, ids if columns.ids else None
 
 
 def write_parquet(path: Path, columns: Mapping[str, Any], *, to: Path) -> None:
-    """A table of equally long columns, meant for `path`, written `to` a file."""
+    """Write a table of equally long columns to the file `to`; `path` is its final name, for errors."""
     arrow = pyarrow_for(path)
     table = arrow.table({name: _column(arrow, values) for name, values in columns.items()})
     arrow.parquet.write_table(table, to)
 
 
 def _matrix(arrow: Any, path: Path, batch: Any, names: list[str], first: int) -> NDArray[np.float32]:
-    """A batch's features (n, d): columns of numbers, or one column of lists of them; `first` is its first row."""
+    """Return a batch's features (n, d) from numeric columns or one column of lists; `first` is its first row."""
     types = arrow.types
     kind = batch.schema.field(names[0]).type
     if len(names) == 1 and (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
@@ -87,7 +87,7 @@ def _matrix(arrow: Any, path: Path, batch: Any, names: list[str], first: int) ->
 
 
 def _uneven(path: Path, row: int, n: int, n_before: int) -> UserError:
-    return UserError(f"The features on row {row} of {path} are {n} numbers, but those before it {n_before}.")
+    return UserError(f"The features on row {row} of {path} are {n} numbers, but earlier rows have {n_before}.")
 
 
 def _check_numbers(types: Any, path: Path, name: str, kind: Any) -> None:
@@ -96,13 +96,13 @@ def _check_numbers(types: Any, path: Path, name: str, kind: Any) -> None:
 
 
 def _float32(column: Any) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # infinity is found, and named, later
+    with np.errstate(over="ignore"):  # infinity is reported later
         values: NDArray[np.float32] = column.to_numpy(zero_copy_only=False).astype(np.float32)
     return values
 
 
 def _column(arrow: Any, values: Any) -> Any:
-    """Names of several kinds become text."""
+    """Return a column; names of mixed types become text."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         return arrow.array(values)
     kinds = {type(value) for value in values}

@@ -1,7 +1,7 @@
-"""Readers of the official file formats: from a path to arrays, with an error that names the file.
+"""Readers of the official file formats: from a path to arrays, with errors that name the file.
 
-IDX (MNIST), CIFAR's pickles, and CIFAR-N's label files. Pickles can run code when they are opened, so they are read
-by an unpickler that knows how to rebuild NumPy arrays and plain containers and refuses every other name.
+IDX (MNIST), CIFAR's pickles, and CIFAR-N's label files. Pickles can run code when opened, so they are read by an
+unpickler that accepts only NumPy arrays and plain containers, and refuses every other name.
 """
 
 import gzip
@@ -23,7 +23,7 @@ Labels = NDArray[np.int64]
 
 
 def read_idx(path: Path, *, n_dims: int) -> Images:
-    """The uint8 array of `n_dims` dimensions in an IDX file, gzipped or not."""
+    """Return the uint8 array of `n_dims` dimensions in an IDX file, gzipped or not."""
     content = _read(path)
     if content[:2] == b"\x1f\x8b":
         try:
@@ -45,7 +45,7 @@ def read_idx(path: Path, *, n_dims: int) -> Images:
 
 
 def read_cifar(path: Path, *label_keys: str) -> tuple[Images, tuple[Labels, ...]]:
-    """Images (n, 3, 32, 32) of one of CIFAR's pickled batches, and its labels (n,) under each of `label_keys`."""
+    """Return images (n, 3, 32, 32) of a pickled CIFAR batch, and its labels (n,) under each of `label_keys`."""
     content = read_pickle(path)
     for key in ("data", *label_keys):
         if key not in content:
@@ -67,12 +67,12 @@ def _labels(path: Path, values: Any, n: int) -> Labels:
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dictionary in a pickle made of arrays and plain containers; anything else is refused, not run."""
+    """Return the dictionary in a pickle of arrays and plain containers; anything else is refused, not run."""
     try:
         content = _ArrayUnpickler(path).load()
     except UserError:
         raise
-    except Exception as error:  # a damaged pickle can raise nearly anything; none of it has run foreign code
+    except Exception as error:  # a damaged pickle can raise nearly anything; no foreign code has run
         raise UserError(f"{path} is truncated or damaged: {error}.") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a dictionary.")
@@ -80,13 +80,13 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def read_label_sets(path: Path) -> dict[str, Labels]:
-    """CIFAR-N's label sets by name, from our pickle-free .npz or the authors' .pt."""
+    """Return CIFAR-N's label sets by name, from a pickle-free .npz or the authors' .pt file."""
     try:
         content = _read_torch(path) if path.suffix == ".pt" else _read_npz(path)
         sets = {str(name): np.asarray(labels) for name, labels in content.items()}
     except UserError:
         raise
-    except Exception as error:  # as above: damaged files raise nearly anything, and nothing in them is run
+    except Exception as error:  # as above: damaged files raise nearly anything, and no code in them is run
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(f"{path} is damaged or is not a file of CIFAR-N labels: {reason}.") from error
     for name, labels in sets.items():
@@ -96,14 +96,14 @@ def read_label_sets(path: Path) -> dict[str, Labels]:
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(io.BytesIO(_read(path))):  # a clear error for what is no zip file, before NumPy guesses
+    with zipfile.ZipFile(io.BytesIO(_read(path))):  # a clear error if it is not a zip file, before NumPy guesses
         pass
     with np.load(path, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
 
 def _read_torch(path: Path) -> dict[str, Any]:
-    """A dictionary of NumPy arrays saved by torch, read without running anything."""
+    """Read a dictionary of NumPy arrays saved by torch, without running code."""
     import torch
 
     rebuild, dtypes = _rebuild(), [type(np.dtype(code)) for code in ("i1", "i2", "i4", "i8", "u1")]
@@ -124,19 +124,19 @@ def _read(path: Path) -> bytes:
 
 
 def _rebuild() -> Any:
-    """NumPy's function that makes the empty array a pickle then fills; its module has moved between versions."""
+    """Return NumPy's function that creates the empty array of a pickle; its module differs between versions."""
     return np.empty(0).__reduce__()[0]
 
 
 def _latin1(text: str, codec: str) -> bytes:
-    """What `_codecs.encode` does in pickles that Python 3 wrote for Python 2; no other codec is looked up."""
+    """Replace `_codecs.encode` in pickles that Python 3 wrote for Python 2; no other codec is accepted."""
     if codec not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"codec {codec!r}")
     return text.encode("latin1")
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler whose whole vocabulary is NumPy's arrays."""
+    """Unpickler that accepts nothing but NumPy arrays and plain containers."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.BytesIO(_read(path)), encoding="latin1")
@@ -151,5 +151,5 @@ class _ArrayUnpickler(pickle.Unpickler):
             ("_codecs", "encode"): _latin1,
         }
         if (module, name) not in known:
-            raise UserError(f"{self._path} was refused: it asks for {module}.{name}, which has no place in image data.")
+            raise UserError(f"{self._path} was refused: it refers to {module}.{name}, which is not part of image data.")
         return known[module, name]

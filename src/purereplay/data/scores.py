@@ -1,4 +1,4 @@
-"""The filter's answer as a file: a row a sample, as CSV or parquet, there whole or not at all."""
+"""File of the filter's scores: one row per sample, as CSV or parquet, complete or absent."""
 
 import csv
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from purereplay.data.parquet import pyarrow_for, write_parquet
 from purereplay.errors import UserError
 
 SUFFIXES = (".csv", ".parquet")
-_LINES = 65536  # written at a time
+_LINES = 65536  # lines written at a time
 
 
-def check_place(path: Path, source: Path) -> None:
-    """UserError if scores of `source` could not be written to `path`; so that nobody waits for that."""
+def check_destination(path: Path, source: Path) -> None:
+    """Raise UserError if scores of `source` cannot be written to `path`; called before the long computation."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{path} is none of the kinds of file that can be written: {', '.join(SUFFIXES)}.")
+        raise UserError(f"{path} cannot be written: its suffix must be one of {', '.join(SUFFIXES)}.")
     if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {path.parent}.")
+        raise UserError(f"{path} cannot be written: the folder {path.parent} does not exist.")
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
     if path.exists() and source.exists() and path.samefile(source):
@@ -30,7 +30,7 @@ def check_place(path: Path, source: Path) -> None:
 
 
 def write_scores(path: Path, columns: Mapping[str, Any]) -> None:
-    """Equally long columns by name: arrays or lists. Numbers keep every digit; bool is written true and false."""
+    """Write equally long columns (arrays or lists) by name; numbers keep all digits, bool becomes true and false."""
     with whole_file(path) as part:
         if path.suffix.lower() == ".parquet":
             write_parquet(path, columns, to=part)

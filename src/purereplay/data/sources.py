@@ -1,8 +1,8 @@
-"""Where the files of a dataset are: the user's folder, else the cache, else the official address.
+"""Location of a dataset's files: the user's folder, else the cache, else the official address.
 
-In: a `Source`. Out: the folder that holds all its files. `PUREREPLAY_DATA` names the user's folder, which is only
-read; what is downloaded or unpacked goes into the cache folder. Archives are never extracted as a whole: the named
-members are read out of them and written under names chosen here, so no path in an archive can lead elsewhere.
+In: a `Source`. Out: the folder that holds all its files. `PUREREPLAY_DATA` names the user's folder, which is only read;
+downloaded and unpacked files go to the cache folder. Archives are never extracted as a whole: the listed members are
+read and written under names chosen here, so no path inside an archive can point elsewhere.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from purereplay.data.download import DownloadFailed, download
-from purereplay.data.files import alone, disk_errors, write_whole
+from purereplay.data.files import disk_errors, wait_for_lock, write_whole
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """A file to be had over the network."""
+    """File that can be downloaded."""
 
     name: str
     urls: tuple[str, ...]  # the official address first
@@ -31,19 +31,19 @@ class Remote:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The files of a dataset, wherever they lie."""
+    """Files of a dataset and the places where they may be."""
 
     title: str  # for messages
-    folders: tuple[str, ...]  # below a root, the preferred one first; that one is also used in the cache
-    files: tuple[tuple[str, ...], ...]  # each group is enough on its own
+    folders: tuple[str, ...]  # below a root, the preferred one first; the cache uses that one
+    files: tuple[tuple[str, ...], ...]  # alternative groups; one complete group is enough
     remote: tuple[Remote, ...] = ()
-    archive_folder: str = ""  # where the one remote file is a tar archive: the folder inside it that holds `files[0]`
-    checksums: tuple[str, ...] = ()  # of `files[0]`, where they come out of an archive
-    also: str = ""  # what else to put there, for messages
+    archive_folder: str = ""  # if the remote file is a tar archive: the folder inside it that holds `files[0]`
+    checksums: tuple[str, ...] = ()  # of `files[0]`, if they come from an archive
+    also: str = ""  # what else belongs in the folder, for messages
 
 
 def data_root() -> Path | None:
-    """The user's data folder, or None where none is set."""
+    """Return the user's data folder, or None if none is set."""
     value = os.environ.get("PUREREPLAY_DATA")
     if not value:
         return None
@@ -54,7 +54,7 @@ def data_root() -> Path | None:
 
 
 def cache_root() -> Path:
-    """The folder for what can be fetched or computed again."""
+    """Return the folder for files that can be downloaded or computed again."""
     if value := os.environ.get("XDG_CACHE_HOME"):
         return Path(value).expanduser() / "purereplay"
     if sys.platform == "win32":
@@ -65,7 +65,7 @@ def cache_root() -> Path:
 
 
 def find(source: Source) -> Path | None:
-    """The first folder that holds all files of one group; nothing is opened."""
+    """Return the first folder that holds all files of one group, or None; no file is opened."""
     for folder in _candidates(source):
         if any(all((folder / file).is_file() for file in group) for group in source.files):
             return folder
@@ -73,7 +73,7 @@ def find(source: Source) -> Path | None:
 
 
 def find_archive(source: Source) -> Path | None:
-    """The dataset's archive, where it lies there still packed."""
+    """Return the dataset's archive if it is present and not unpacked, or None."""
     if not source.archive_folder:
         return None
     roots = (root for root in (data_root(), cache_root()) if root is not None)
@@ -82,7 +82,7 @@ def find_archive(source: Source) -> Path | None:
 
 
 def obtain(source: Source, *, progress: Progress | None = None, allow_download: bool = True) -> Path:
-    """The folder that holds the files, after fetching and unpacking what is missing."""
+    """Return the folder that holds the files; missing ones are downloaded and unpacked first."""
     if (folder := find(source)) is not None:
         return folder
     archive = find_archive(source)
@@ -91,24 +91,24 @@ def obtain(source: Source, *, progress: Progress | None = None, allow_download: 
     cache = cache_root() / source.folders[0]
     with disk_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
-    with alone(cache / ".lock"):
-        if (folder := find(source)) is not None:  # another process was faster
+    with wait_for_lock(cache / ".lock"):
+        if (folder := find(source)) is not None:  # another process has done it
             return folder
         if archive is None:
             archive = _fetch(source, cache, progress=progress)
         if source.archive_folder:
             _unpack(source, archive, cache)
             if archive.parent == cache:
-                archive.unlink()  # its members are checked and in place
+                archive.unlink()  # its members are verified and unpacked
     return cache
 
 
 def how_to_place(source: Source) -> str:
-    """Which file to put where, as half a sentence."""
+    """Return an instruction which file to put where, as half a sentence."""
     root = data_root()
     folder = (root or cache_root()) / source.folders[0]
     names = [source.remote[0].name] if source.archive_folder else list(source.files[0])
-    hint = "" if root else ", or point PUREREPLAY_DATA at the folder that holds your datasets"
+    hint = "" if root else ", or set PUREREPLAY_DATA to the folder that holds your datasets"
     return f"put {', '.join(names)}{source.also} into {folder}{hint}"
 
 
@@ -119,7 +119,7 @@ def _candidates(source: Source) -> Iterator[Path]:
 
 
 def _fetch(source: Source, cache: Path, *, progress: Progress | None) -> Path:
-    """Download every file of `source` that the cache lacks; the last one's path."""
+    """Download the files of `source` that the cache lacks; return the path of the last one."""
     for remote in source.remote:
         path = cache / remote.name
         if path.is_file():
@@ -133,7 +133,7 @@ def _fetch(source: Source, cache: Path, *, progress: Progress | None) -> Path:
 
 
 def _unpack(source: Source, archive: Path, folder: Path) -> None:
-    """Write the members that `source` names, and no others, into `folder`."""
+    """Write the members that `source` lists, and no others, into `folder`."""
     try:
         with tarfile.open(archive, "r:*") as tar:
             for name, checksum in zip(source.files[0], source.checksums, strict=True):

@@ -1,8 +1,8 @@
-"""The stream: given labels cut into tasks, shuffled within each, passed once (paper, section 2; design: `Batch`).
+"""Stream: given labels split into tasks, shuffled within each, passed once (paper, section 2).
 
 In: images, given labels, tasks and a seed. Out: `Batch`es. A task holds the samples whose *given* label is one of its
-classes. A stream never sees a true label, so nothing behind it can; `Batch.index` is the position in the training
-set, which only a judge who holds the truth can use.
+classes. A stream has no true labels, so nothing behind it can use them. `Batch.index` is the position in the training
+set; only the judge, who has the true labels, can match it with them.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from purereplay.errors import UserError
 
 
 class Stream:
-    """One pass over the samples, task after task; the order depends on labels, tasks and seed alone."""
+    """One pass over the samples, task by task; the order depends on labels, tasks and seed alone."""
 
     def __init__(
         self,
@@ -30,9 +30,13 @@ class Stream:
         seed: int,
         without: NDArray[np.int64] | None = None,
     ) -> None:
-        """`images` uint8 (N, C, H, W), a memory map stays one; `labels` (N,): the given ones; `tasks`: class ids;
-        `without`: positions of samples that do not pass, the others' order being the same."""
-        self._images = np.asarray(images)  # of a memory map: a view, nothing is read
+        """Parameters:
+        images: uint8 (N, C, H, W); a memory map is not copied
+        labels: (N,), as given
+        tasks: class ids of each task
+        without: positions of samples to leave out; the order of the others does not change
+        """
+        self._images = np.asarray(images)  # a view of a memory map; nothing is read
         self._labels: NDArray[np.int64] = np.array(labels, dtype=np.int64)
         if self._images.dtype != np.uint8 or self._images.ndim != 4:
             raise ValueError(f"images must be uint8 (N, C, H, W), not {self._images.dtype} {self._images.shape}")
@@ -48,15 +52,15 @@ class Stream:
         self.task_ends: tuple[int, ...] = tuple(int(end) for end in np.cumsum([len(part) for part in parts]))
 
     def __len__(self) -> int:
-        """The number of samples that pass."""
+        """Return the number of samples in the pass."""
         return len(self.order)
 
     def batch(self, start: int, stop: int) -> Batch:
-        """The samples start … stop − 1 of the pass, copied out of the dataset."""
+        """Return samples start … stop − 1 of the pass, copied from the dataset."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"samples {start} to {stop} of a stream of {len(self)}")
         index = self.order[start:stop].copy()
-        # indexing by an array always copies, so the tensors own what they hold
+        # indexing with an array always copies, so the tensors own their memory
         return Batch(
             images=torch.from_numpy(self._images[index]),
             labels=torch.from_numpy(self._labels[index]),
@@ -64,7 +68,7 @@ class Stream:
         )
 
     def fingerprint(self) -> str:
-        """A short digest of order, labels, tasks and image shape: equal for a run and its resumption."""
+        """Return a short digest of order, labels, tasks and image shape; equal for a run and its resumption."""
         digest = hashlib.blake2b(digest_size=8)
         digest.update(json.dumps([self.tasks, self._images.shape]).encode())
         digest.update(self.order.astype("<i8").tobytes())
@@ -72,13 +76,13 @@ class Stream:
         return digest.hexdigest()
 
     def _shuffled(self, number: int, seed: int) -> NDArray[np.int64]:
-        """The positions of task `number`, in the order they pass."""
+        """Return the positions of task `number`, in stream order."""
         positions = np.flatnonzero(np.isin(self._labels, self.tasks[number])).astype(np.int64)
         return np.random.default_rng(derive_seed(seed, "stream", number)).permutation(positions)
 
 
 def _check_tasks(tasks: tuple[tuple[int, ...], ...]) -> None:
-    """A class in two tasks would let its samples pass twice."""
+    """Raise UserError if there is no class, or if a class is in two tasks."""
     classes = [c for task in tasks for c in task]
     if not classes:
         raise UserError("A stream needs at least one task with at least one class.")

@@ -1,1 +1,1 @@
-"""What a learner keeps: the delayed buffer D and the purified buffer P, preallocated and vectorised."""
+"""Memories of a learner: delayed buffer D, purified buffer P and replay memories, preallocated and vectorised."""

@@ -1,4 +1,4 @@
-"""The delayed buffer D: holds the stream back until there is enough of it to be scored (paper, section 3)."""
+"""Delayed buffer D: holds samples back until there are enough of them to be scored (paper, section 3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from purereplay.data.batch import Batch
 
 
 class DelayedBuffer:
-    """A fixed number of samples in arrival order, on the device."""
+    """Fixed number of samples in order of arrival, on the device."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class DelayedBuffer:
         return self.n == self.capacity
 
     def add(self, batch: Batch) -> Batch:
-        """Take what fits, in order; returns the rest."""
+        """Add the samples that fit, in order, and return the rest."""
         taken = min(self.capacity - self.n, batch.n)
         for ours, theirs in zip((self._images, self._labels, self._index), batch, strict=True):
             ours[self.n : self.n + taken] = theirs[:taken].to(ours.device)
@@ -40,7 +40,7 @@ class DelayedBuffer:
         return Batch(*(t[taken:] for t in batch))
 
     def contents(self) -> Batch:
-        """A copy of what is held."""
+        """Return a copy of the samples held."""
         return Batch(*(t[: self.n].clone() for t in (self._images, self._labels, self._index)))
 
     def reset(self) -> None:

@@ -1,19 +1,19 @@
-"""The purified buffer P: class-balanced, entered by clean probability, left by the lowest one first (section 3.2).
+"""Purified buffer P: class-balanced; high clean probabilities enter, the lowest are evicted first (section 3.2).
 
-All samples of a scored buffer are added in one go: those that are admitted join those that are held, everyone is
-ranked within its class by clean probability, and the best ranks of all classes stay. Keeping the first `capacity` of
-the order (rank, then probability) levels the classes and lets the lowest probability of the largest class go first.
+All samples of a scored buffer are added at once. Admitted samples join those held, all are ranked within their class by
+clean probability, and the first `capacity` in the order (rank, then probability) stay. This balances the classes and
+evicts the lowest probability of the largest class first.
 
 Admission, where paper and released code differ:
-    greedy       (paper) everything that passed the filter may compete for a place
-    partitioned  (released code) once P is full, a sample may compete with probability share / seen: its class's equal
-                 share over how many of its class were offered so far, which keeps P from turning into the few most
-                 central samples of a long stream
+    greedy       (paper) every sample that passed the filter may compete for a slot
+    partitioned  (released code) once P is full, a sample may compete with probability share / seen: the equal share of
+                 its class over the number of samples of its class offered so far. This keeps P from being filled with
+                 the few most central samples of a long stream
 
 Eviction:
-    levelled     (paper: balanced classes, the lowest clean probability first) what is described above
-    softmax      (released code) one newcomer after the other takes the place of the lowest probability of a class
-                 drawn by softmax(excess over its share); sequential by nature, so it costs a Python step per newcomer
+    levelled     (paper: balanced classes, the lowest clean probability first) as described above
+    softmax      (released code) new samples are added one by one; each replaces the lowest probability of a class drawn
+                 by softmax(excess over its share). Sequential by nature: one Python step per new sample
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Real = NDArray[np.float64]
 
 
 class PurifiedBuffer:
-    """At most `capacity` samples believed to be clean: images on the device, all that decides about them on the CPU."""
+    """At most `capacity` samples that are probably clean: images on the device, everything else on the CPU."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PurifiedBuffer:
         self._labels = np.zeros(capacity, np.int64)
         self._index = np.zeros(capacity, np.int64)
         self._probability = np.zeros(capacity, np.float64)
-        self._seen = np.zeros(n_classes, np.int64)  # offered so far, by class
+        self._seen = np.zeros(n_classes, np.int64)  # samples offered so far, by class
 
     @property
     def is_full(self) -> bool:
@@ -64,16 +64,16 @@ class PurifiedBuffer:
 
     @property
     def index(self) -> Tensor:
-        """Who is held, int64 (n,)."""
+        """Stream index of the samples held, int64 (n,)."""
         return torch.from_numpy(self._index[: self.n].copy())
 
     def grow(self, n_classes: int) -> None:
-        """Make room for more classes, up to this many in all."""
+        """Raise the number of classes to at least `n_classes`."""
         self._seen = np.concatenate([self._seen, np.zeros(max(0, n_classes - self.n_classes), np.int64)])
         self.n_classes = len(self._seen)
 
     def add(self, batch: Batch, clean_probability: Tensor, generator: torch.Generator) -> None:
-        """Offer samples with their clean probability; `generator` is a CPU generator and decides on admission."""
+        """Offer samples with their clean probabilities; `generator` is a CPU generator for the admission."""
         labels, index = batch.labels.cpu().numpy(), batch.index.cpu().numpy()
         probability = clean_probability.to("cpu", torch.float64).numpy()
         admitted = np.flatnonzero(self._admit(labels, generator))
@@ -87,10 +87,10 @@ class PurifiedBuffer:
         self.n = min(self.capacity, self.n + len(admitted))
 
     def insert(self, batch: Batch) -> None:
-        """Put samples in that somebody vouches for, with probability 1 and whatever admission says.
+        """Insert samples whose labels a person confirmed, with probability 1 and without admission.
 
-        Who is held under the same index leaves. Classes stay level: of a class that is vouched for beyond its share the
-        newest stay.
+        A sample held under the same index is replaced. Classes stay balanced: if a class has more confirmed samples
+        than its share, the newest stay.
         """
         others = ~np.isin(self._index[: self.n], batch.index.cpu().numpy())
         held, probability = self.contents()
@@ -106,10 +106,10 @@ class PurifiedBuffer:
         self._probability[: self.n] = certain[stays]
 
     def _levelled(self, labels: Whole, probability: Real) -> tuple[Whole, Whole]:
-        """Which newcomers stay, and in whose slots: int64 (m,) each, slots first."""
+        """Return the slots of the new samples that stay, and their rows: int64 (m,) each."""
         labels = np.concatenate([self._labels[: self.n], labels])
         probability = np.concatenate([self._probability[: self.n], probability])
-        best_first = np.argsort(-probability, kind="stable")  # of equals the older stays
+        best_first = np.argsort(-probability, kind="stable")  # of equal probabilities the older stays
         rank = rank_within_class(labels[best_first], self.n_classes)
         order = best_first[np.argsort(rank, kind="stable")]
         stays = np.zeros(len(labels), bool)
@@ -120,13 +120,13 @@ class PurifiedBuffer:
         return np.flatnonzero(free)[: len(enters)], enters
 
     def _by_softmax(self, labels: Whole, probability: Real, generator: torch.Generator) -> tuple[Whole, Whole]:
-        """The released code's way, one newcomer after the other; a slot's last newcomer is the one that stays."""
+        """Add new samples one by one as the released code does; the last sample of a slot stays. Returns as above."""
         held_labels, held = self._labels.copy(), self._probability.copy()
         count = np.bincount(held_labels[: self.n], minlength=self.n_classes)
         draws = torch.rand(len(labels), generator=generator, dtype=torch.float64).tolist()
-        taken: dict[int, int] = {}  # slot -> newcomer
-        newcomers = zip(labels.tolist(), probability.tolist(), draws, strict=True)
-        for i, (label, p, u) in enumerate(newcomers):
+        taken: dict[int, int] = {}  # slot -> row of the new sample
+        offered = zip(labels.tolist(), probability.tolist(), draws, strict=True)
+        for i, (label, p, u) in enumerate(offered):
             slot = self.n + i
             if slot >= self.capacity:
                 weight = np.where(count > 0, np.exp(count - count.max()), 0.0).cumsum()
@@ -139,7 +139,7 @@ class PurifiedBuffer:
         return np.fromiter(taken.keys(), np.int64), np.fromiter(taken.values(), np.int64)
 
     def _admit(self, labels: Whole, generator: torch.Generator) -> NDArray[np.bool_]:
-        """Who may compete for a place (n,); counts everyone as seen."""
+        """Return the mask (n,) of samples that may compete for a slot, and count all of them as seen."""
         u = torch.rand(len(labels), generator=generator, dtype=torch.float64).numpy()
         present = np.bincount(np.concatenate([self._labels[: self.n], labels]), minlength=self.n_classes)
         share = self.capacity / max(1, int(np.count_nonzero(present)))
@@ -148,11 +148,11 @@ class PurifiedBuffer:
         if self.admission == "greedy":
             return np.ones(len(labels), bool)
         competes: NDArray[np.bool_] = u * seen_before < share
-        competes[: self.capacity - self.n] = True  # a free place is for whoever comes first
+        competes[: self.capacity - self.n] = True  # free slots go to the first samples
         return competes
 
     def contents(self) -> tuple[Batch, Tensor]:
-        """A copy of the samples held and of their clean probabilities; only the images are on the device."""
+        """Return a copy of the samples held and their clean probabilities; only the images are on the device."""
         labels, probability = (torch.from_numpy(a[: self.n].copy()) for a in (self._labels, self._probability))
         return Batch(self._images[: self.n].clone(), labels, self.index), probability
 
@@ -170,10 +170,10 @@ class PurifiedBuffer:
 
 
 def rank_within_class(labels: Whole, n_classes: int) -> Whole:
-    """How many earlier entries have the same label, int64 (n,)."""
+    """Return the number of earlier entries with the same label, int64 (n,)."""
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels, minlength=n_classes)
-    first = np.cumsum(counts) - counts  # where each class begins in `order`
+    first = np.cumsum(counts) - counts  # start of each class in `order`
     rank = np.empty_like(labels)
     rank[order] = np.arange(len(labels)) - first[labels[order]]
     return rank

@@ -1,8 +1,8 @@
-"""What the rivals replay: a memory of raw stream samples, each kept or not when it comes by.
+"""Base of the replay memories: raw samples of the stream, each kept or not when it arrives.
 
 Deciding and storing are two steps. `place` decides from the labels alone and is cheap, so a learner can plan many
-training steps ahead; `write` then brings the images of everything that was placed, in one go. `add` does both.
-A place costs a fixed number of draws per newcomer, kept or not: how a stream is cut into batches changes nothing.
+training steps ahead. `write` then stores the images of all placed samples at once. `add` does both. Each new sample
+costs a fixed number of random draws, kept or not, so the result does not depend on how the stream is cut into batches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Real = NDArray[np.float64]
 
 
 class ReplayMemory(ABC):
-    """At most `capacity` samples: images on the device, all that decides about them on the CPU."""
+    """At most `capacity` samples: images on the device, labels and index on the CPU."""
 
-    n_draws: ClassVar[int]  # uniform numbers that deciding about one newcomer takes
+    n_draws: ClassVar[int]  # uniform draws per new sample
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class ReplayMemory(ABC):
         self.capacity = capacity
         self.n_classes = n_classes
         self.n = 0
-        self.seen = np.zeros(n_classes, np.int64)  # offered so far, by class
+        self.seen = np.zeros(n_classes, np.int64)  # samples seen so far, by class
         self._images = torch.zeros((capacity, *image_shape), dtype=dtype, device=device)
         self._labels = np.zeros(capacity, np.int64)
         self._index = np.zeros(capacity, np.int64)
-        self._unwritten = np.zeros(capacity, bool)  # placed, but the image is still to come
+        self._unwritten = np.zeros(capacity, bool)  # placed, image not written yet
 
     def grow(self, n_classes: int) -> None:
-        """Make room for more classes, up to this many in all."""
+        """Raise the number of classes to at least `n_classes`."""
         self.seen = np.concatenate([self.seen, np.zeros(max(0, n_classes - self.n_classes), np.int64)])
         self.n_classes = len(self.seen)
 
@@ -55,26 +55,26 @@ class ReplayMemory(ABC):
 
     @property
     def labels(self) -> Whole:
-        """Labels by slot as placed, int64 (n,): a view that the next `place` changes."""
+        """Labels by slot, int64 (n,): a view that the next `place` changes."""
         return self._labels[: self.n]
 
     @property
     def index(self) -> Tensor:
-        """Who is held, int64 (n,)."""
+        """Stream index of the samples held, int64 (n,)."""
         self._check_written()
         return torch.from_numpy(self._index[: self.n].copy())
 
     def place(self, labels: Whole, generator: torch.Generator) -> Whole:
-        """The slot that each newcomer takes in its turn, -1 where it is not kept: int64 (n,) in and out.
+        """Decide on new samples in order and return their slots, -1 if not kept: int64 (n,) in and out.
 
-        A later newcomer may take the slot of an earlier one. `generator` is a CPU generator.
+        A later sample may take the slot of an earlier one. `generator` is a CPU generator.
         """
-        seen = self.seen + np.bincount(labels, minlength=self.n_classes)  # an unknown label fails here
+        seen = self.seen + np.bincount(labels, minlength=self.n_classes)  # raises on an unknown label
         draws = torch.rand((len(labels), self.n_draws), generator=generator, dtype=torch.float64).numpy()
         slots = self._place(labels, draws)
         kept = slots >= 0
         taken = slots[kept]
-        self._labels[taken] = labels[kept]  # of a slot's newcomers numpy lets the last one win
+        self._labels[taken] = labels[kept]  # numpy lets the last sample of a slot win
         self._unwritten[taken] = True
         self.seen = seen
         self.n = min(self.capacity, self.n + len(labels))
@@ -82,13 +82,13 @@ class ReplayMemory(ABC):
 
     @abstractmethod
     def _place(self, labels: Whole, draws: Real) -> Whole:
-        """Slots (n,) for labels (n,) by uniform draws (n, n_draws); free slots are taken first, in ascending order.
+        """Return slots (n,) for labels (n,) by uniform draws (n, n_draws); free slots are taken first, ascending.
 
-        `n` and `seen` are still those from before the newcomers.
+        `n` and `seen` do not include the new samples yet.
         """
 
     def write(self, slots: Whole, batch: Batch) -> None:
-        """Bring what was placed since the last write, in that order; -1 and who lost its slot again are passed by."""
+        """Store the samples placed since the last write, in order; -1 and samples that lost their slot are skipped."""
         rows = np.flatnonzero(slots >= 0)
         last = np.empty(self.capacity, np.int64)
         last[slots[rows]] = rows
@@ -99,13 +99,13 @@ class ReplayMemory(ABC):
         self._unwritten[slots] = False
 
     def add(self, batch: Batch, generator: torch.Generator) -> Whole:
-        """Place and write; returns the slots."""
+        """Place and write; return the slots."""
         slots = self.place(batch.labels.cpu().numpy(), generator)
         self.write(slots, batch)
         return slots
 
     def contents(self) -> Batch:
-        """A copy of the samples held; only the images are on the device."""
+        """Return a copy of the samples held; only the images are on the device."""
         self._check_written()
         return self._copy()
 
@@ -114,11 +114,11 @@ class ReplayMemory(ABC):
         return Batch(self._images[: self.n].clone(), labels, index)
 
     def _check_written(self) -> None:
-        if self._unwritten.any():  # their labels would stand beside the images of those who left
-            raise RuntimeError("Samples were placed in the replay memory and not written yet.")
+        if self._unwritten.any():  # their slots still hold the images of removed samples
+            raise RuntimeError("The replay memory holds placed samples without images: call write first.")
 
     def state(self) -> dict[str, Tensor]:
-        """All that decides what comes next, also between `place` and `write`."""
+        """Return the complete state, also between `place` and `write`."""
         unwritten = torch.from_numpy(self._unwritten[: self.n].copy())
         return self._copy()._asdict() | {"unwritten": unwritten, "seen": torch.from_numpy(self.seen.copy())}
 
@@ -133,7 +133,7 @@ class ReplayMemory(ABC):
 
 
 def slots_by_class(labels: Whole, n_classes: int) -> list[list[int]]:
-    """For each class the slots that hold it, in ascending order; the order makes it a function of the labels alone."""
+    """Return the slots of each class in ascending order, which makes them a function of the labels alone."""
     held: list[list[int]] = [[] for _ in range(n_classes)]
     for slot, label in enumerate(labels.tolist()):
         held[label].append(slot)

@@ -1,4 +1,4 @@
-"""CRS: reservoir sampling, every sample seen so far is held with the same probability (Vitter 1985, algorithm R)."""
+"""CRS: reservoir sampling, which holds every sample seen so far with equal probability (Vitter 1985, algorithm R)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from purereplay.memory.replay import Real, ReplayMemory, Whole
 
 
 class Reservoir(ReplayMemory):
-    """The t-th sample of a stream draws a number below t, and takes that slot if there is one."""
+    """Reservoir: sample t of a stream draws a number below t, and takes that slot if it exists."""
 
     n_draws = 1
 

@@ -34,7 +34,7 @@ from purereplay.purify.self_centered import members_of, score_buffers, select
 
 _ENTRIES = 2**23  # matrix entries that a thread holds at once (64 MiB); a larger graph is still built whole
 _MAX_THREADS = 8  # default limit: each thread needs about 0.2 GB at blocks of 2,048
-_ALONE = threading.Lock()  # PyTorch's number of threads belongs to the process
+_THREADS_LOCK = threading.Lock()  # PyTorch's number of threads belongs to the process
 
 
 class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -103,7 +103,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         blocks = [block for own in cuts.values() for block in own]
         converged = self._score(blocks, values, probability, centrality, progress)
         self.clean_probability_, self.centrality_ = probability, centrality
-        self.classes_ = _like(labels, list(members))
+        self.classes_ = _with_dtype_of(labels, list(members))
         self.class_sizes_ = np.array([len(rows) for rows in members.values()])
         self.n_blocks_ = np.array([len(own) for own in cuts.values()])
         self.converged_ = np.array([converged[label] for label in members])
@@ -157,7 +157,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         work = list(batches(blocks, options.n_graphs, features.shape[1], _ENTRIES // 2))
         converged: dict[Hashable, bool] = {}
         done, total = 0, sum(amount for _, amount in work)
-        with _ALONE:
+        with _THREADS_LOCK:
             n_before = torch.get_num_threads()
             torch.set_num_threads(1)  # inherited by the threads of the pool
             pool = ThreadPoolExecutor(self.n_jobs or min(n_before, _MAX_THREADS))
@@ -207,7 +207,7 @@ def _checked_classes(labels: ArrayLike | Tensor, n: int) -> dict[Hashable, NDArr
     return {label: np.array(members[label]) for label in names}
 
 
-def _like(labels: ArrayLike | Tensor, names: list[Hashable]) -> NDArray[Any]:
+def _with_dtype_of(labels: ArrayLike | Tensor, names: list[Hashable]) -> NDArray[Any]:
     """Return names (k,) as an array of the labels' dtype."""
     kind = (labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)).dtype
     array = np.empty(len(names), dtype=object)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from purereplay.data.features import read_features
 from purereplay.data.progress import Progress as ProgressCallback
-from purereplay.data.scores import check_place, write_scores
+from purereplay.data.scores import check_destination, write_scores
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
 from purereplay.report.progress import duration, out, percent, progress_bars
@@ -30,7 +30,7 @@ def filter_file(
 
     `features`, `labels` and `ids` name arrays or columns, as in `read_features`.
     """
-    check_place(destination, source)
+    check_destination(destination, source)
     started = time.monotonic()
     with progress_bars() as bars:
         table = read_features(
