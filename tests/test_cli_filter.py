@@ -148,15 +148,19 @@ except SystemExit as ended:
 """
 
 
-@pytest.mark.parametrize("code", ["from purereplay import SelfCenteredFilter", HELP], ids=["import", "help"])
-def test_the_filter_loads_no_learner_and_no_experiment(code: str):
-    done = subprocess.run([sys.executable, "-c", code + LOADED], capture_output=True, text=True, env=ENVIRONMENT)
+RUN = HELP.replace('"--help"', '"features.npz", "--out", "scores.csv"')
+
+
+@pytest.mark.parametrize(
+    "code", ["from purereplay import SelfCenteredFilter", HELP, RUN], ids=["import", "help", "run"]
+)
+def test_the_filter_loads_no_learner_and_no_experiment(code: str, tmp_path):
+    np.savez(tmp_path / "features.npz", features=np.random.default_rng(0).normal(size=(40, 3)), labels=[0, 1] * 20)
+    call = [sys.executable, "-c", code + LOADED]
+    done = subprocess.run(call, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()[-1].split()
     assert any(name.startswith(("purereplay.purify", "purereplay.cli")) for name in loaded)
-    names_only = {
-        "purereplay.learners",
-        "purereplay.learners.registry",
-    }  # names, no learner
+    names_only = {"purereplay.learners", "purereplay.learners.registry"}  # no learner
     others = [name for name in loaded if name not in names_only]
     assert not [name for name in others if name.startswith(("purereplay.learners", "purereplay.evaluate"))]

@@ -31,7 +31,7 @@ def every_step(monkeypatch):
     train = Engine.train
 
     def reporting(self, jobs):
-        self._told = -1e9
+        self._reported_at = -1e9
         return train(self, jobs)
 
     monkeypatch.setattr(Engine, "train", reporting)

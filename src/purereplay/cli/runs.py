@@ -102,8 +102,8 @@ def sweep(
     from purereplay.evaluate import running
     from purereplay.nets.engine import flush_denormals
     from purereplay.report import runs as report
-    from purereplay.report.progress import out as console
     from purereplay.report.progress import run_bars
+    from purereplay.report.terminal import out as console
 
     n_left = len(running.unfinished_runs(runs))
     console.print(f"{len(runs)} runs, {len(runs) - n_left} of them already finished")
@@ -222,8 +222,8 @@ def estimate(settings: RunSettings) -> None:
     from purereplay.evaluate.experiment import device_name
     from purereplay.evaluate.preparation import load, make_data_spec, make_learner, make_stream
     from purereplay.nets.engine import Engine, flush_denormals
-    from purereplay.report.progress import loading_bars, out, progress_bars
     from purereplay.report.runs import show_estimate
+    from purereplay.report.terminal import loading_bars, out, progress_bars
 
     with progress_bars() as bars:
         data = load(settings, loading_bars(bars))

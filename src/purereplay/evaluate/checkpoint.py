@@ -1,7 +1,7 @@
 """Checkpoints: a learner's tensors and a few facts in one safetensors file, written atomically.
 
-The two newest are kept. Each contains a digest of its contents: if one is damaged, the one before it is used. Nothing is
-pickled.
+The two newest are kept. Each contains a digest of its contents: if one is damaged, the one before it is used. Nothing
+is pickled.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from purereplay.evaluate.compare import MEASURES, Cell, Cells
 from purereplay.report.pictures import draw_bars
-from purereplay.report.progress import out
+from purereplay.report.terminal import out
 
 
 def show_comparison(cells: Cells, measure: str, picture: Path | None) -> None:

@@ -14,7 +14,7 @@ from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_destination, write_scores
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
-from purereplay.report.progress import duration, out, percent, progress_bars
+from purereplay.report.terminal import duration, out, percent, progress_bars
 
 
 def filter_file(

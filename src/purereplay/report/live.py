@@ -26,7 +26,7 @@ from purereplay.live.learn import LearnObserver, LearnProgress
 from purereplay.live.predict import Prediction
 from purereplay.live.status import Status
 from purereplay.nets.engine import TrainingProgress
-from purereplay.report.progress import duration, interruptible, out, percent, progress_bars, seconds_left
+from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
 _LOG_SECONDS = 30  # between two lines of progress in a log file

@@ -1,30 +1,31 @@
-"""Progress in the terminal: bars with the remaining time, a line at the end of each task, and Ctrl-C."""
+"""Progress of runs in the terminal: bars with the remaining time, and a line at the end of each task."""
 
 from __future__ import annotations
 
-import logging
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 
-from rich.console import Console
-from rich.logging import RichHandler
-from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
+from rich.progress import TaskID
 
-from purereplay.data.progress import Progress
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
 from purereplay.evaluate.running import Observer
 from purereplay.evaluate.settings import RunSettings
 from purereplay.nets.engine import TrainingProgress
-from purereplay.nets.lockstep import Account
-
-out = Console(highlight=False, soft_wrap=True)
+from purereplay.report.terminal import (
+    duration,
+    interruptible,
+    loading_bars,
+    log_to,
+    out,
+    percent,
+    progress_bars,
+    seconds_left,
+)
 
 
 class RunBars(Observer):
@@ -103,78 +104,8 @@ def run_bars(announce: Callable[..., None]) -> Iterator[RunBars]:
         yield RunBars(bars, stack, announce)
 
 
-def log_to(console: Console) -> None:
-    """Print warnings of the library in the terminal."""
-    handler = RichHandler(console=console, show_path=False, show_time=False)
-    logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
-
-
 def remaining(experiments: list[Experiment], now: TrainingProgress | None) -> float | None:
     """Return the seconds that runs still take."""
     phases = {phase for e in experiments for phase in e.workload.steps}
     total = {phase: sum(e.workload.steps.get(phase, 0) for e in experiments) for phase in phases}
     return seconds_left(total, [e.account for e in experiments], now)
-
-
-def seconds_left(total: dict[str, int], accounts: list[Account], now: TrainingProgress | None) -> float | None:
-    """Return the seconds for the remaining steps by each phase's measured speed; a new phase counts as average."""
-    seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in accounts) for phase in total}
-    done = {phase: sum(a.steps.get(phase, 0) for a in accounts) for phase in total}
-    speeds = {phase: seconds[phase] / done[phase] for phase in total if done[phase]}
-    if not speeds:
-        return None
-    average = sum(speeds.values()) / len(speeds)
-    running = {now.phase: now.done * now.n_networks} if now else {}
-    return sum(
-        max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, average) for phase in total
-    )
-
-
-@contextmanager
-def interruptible() -> Iterator[list[bool]]:
-    """Turn Ctrl-C into an entry of the list, which is read between training steps; a second Ctrl-C stops at once."""
-    asked: list[bool] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(True)
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def progress_bars(*, disable: bool = False) -> Bars:
-    """Return empty bars; tasks have a text `what` behind the bar."""
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}")
-    return Bars(*columns, console=out, transient=True, disable=disable)
-
-
-def loading_bars(bars: Bars) -> Progress:
-    """Return a callback with one bar for each download or file; it counts bytes or images."""
-    tasks: dict[str, TaskID] = {}
-
-    def show(name: str, done: int, total: int | None) -> None:
-        if name not in tasks:
-            tasks[name] = bars.add_task(name, total=total, what="")
-        what = f"{done / total:.0%}" if total else f"{done:,}"
-        bars.update(tasks[name], completed=done, total=total, what=what, visible=done != total)
-
-    return show
-
-
-def percent(share: float | None) -> str:
-    """Return a share in [0, 1] as text."""
-    return "unknown" if share is None else f"{100 * share:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text with a suitable unit."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

@@ -18,7 +18,7 @@ from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.registry import Entry
 from purereplay.learners.settings import PRESETS
 from purereplay.report.pictures import draw_run
-from purereplay.report.progress import duration, out, percent
+from purereplay.report.terminal import duration, out, percent
 
 
 def announce(settings: RunSettings, path: Path, *, resumed: bool) -> None:

@@ -5,7 +5,7 @@ smallest losses is trained on. R decreases linearly from 1 to 1 − forget over 
 
 Choices where the papers leave them open: for an online learner, an epoch is the number of steps that replay needs for
 one pass over the memory. The first network predicts. The method needs the share of wrong labels, the setting
-`jocor_forget`. Its default is the noise rate of the run, halved for asymmetric noise, which affects half of the classes.
+`jocor_forget`. Its default is the noise rate of the run, halved for asymmetric noise, which affects half the classes.
 """
 
 from __future__ import annotations

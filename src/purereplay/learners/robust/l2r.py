@@ -2,8 +2,8 @@
 
 The weight of a sample is the negative gradient of the clean loss with respect to that weight, through one virtual step
 from weights of zero, clipped at zero and scaled to a sum of 1 per batch. With weights of zero the virtual step changes
-nothing. The gradient is therefore the product of two gradients at the same point, that of the clean loss and that of the
-sample's own loss. The meta learning rate α is a common factor and cancels.
+nothing. The gradient is therefore the product of two gradients at the same point, that of the clean loss and that of
+the sample's own loss. The meta learning rate α is a common factor and cancels.
 
 The clean samples are the only true labels that any learner receives: a fixed number per class, drawn from the training
 data and removed from the stream, in runs with this loss only.
