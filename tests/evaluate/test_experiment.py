@@ -275,6 +275,7 @@ def test_presets_budget_and_datasets_fill_the_settings():
     assert own.finetune_clip is None and own.expert_batch == own.base_batch == 50
 
 
+@pytest.mark.long
 def test_a_sweep_gives_what_single_runs_give(tmp_path):
     lists = {"dataset": "digits", "noise": "symmetric", "noise_rate": "0.2,0.4", "episode": "A", "learner": "spr"}
     lists |= {"preset": "demo", "budget": "1", "seed": "1"}
