@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-fast test-slow test-gpu wheel bench tables clean help
 
-help:  ## list the commands
+help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
 $(READY): pyproject.toml constraints.txt
@@ -18,19 +18,19 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Self-Purified Replay on 1,797 digits with 40 % wrong labels
 	@$(BIN)/purereplay demo
 
-test: $(READY)  ## the test suite
+test: $(READY)  ## the test suite, in a few minutes on two cores
 	@$(BIN)/python -m pytest -n 2
 
 test-fast: $(READY)  ## the tests without the long ones: under a minute on two cores
 	@$(BIN)/python -m pytest -n 2 -m 'not long and not slow and not gpu'
 
-test-slow: $(READY)  ## the tests that take long (twenty kills, a million samples, five seeds)
+test-slow: $(READY)  ## the tests that take many minutes: twenty kills, a million samples, five seeds
 	$(BIN)/python -m pytest -m slow -s
 
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-lint: lint-ruff lint-format lint-types lint-imports  ## the four steps below
+lint: lint-ruff lint-format lint-types lint-imports  ## all four checks of the code that follow
 
 lint-ruff: $(READY)  ## ruff's rules
 	@$(BIN)/ruff check .
@@ -44,17 +44,17 @@ lint-types: $(READY)  ## mypy --strict
 lint-imports: $(READY)  ## import-linter: imports go only down the rooms
 	@$(BIN)/lint-imports
 
-check: lint test  ## lint and test
+check: lint test  ## lint and test, as the continuous integration does
 
-format: $(READY)  ## let ruff fix and format the code
+format: $(READY)  ## fix and format the code with ruff
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-wheel: $(READY)  ## the installable package, in dist/
+wheel: $(READY)  ## build the installable package in dist/
 	@rm -f dist/purereplay-*.whl
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-bench: $(READY)  ## speed on this machine, as ratios against plain code (JSON: make bench ARGS="--json new.json")
+bench: $(READY)  ## speed on this machine, as ratios against plain code; ARGS="--json FILE" saves it
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
 
 tables: $(READY)  ## generate the tables of REPRODUCTION.md and docs/ from the files in results/

@@ -203,11 +203,13 @@ def test_errors_are_one_sentence_and_exit_code_2(arguments, sentence, tmp_path):
     assert not (tmp_path / "x").exists()  # nothing is left behind
 
 
+@pytest.mark.long
 def test_debug_shows_the_traceback():
     done = run_apart("resume", "nowhere", "--debug")
     assert done.returncode != 0 and "Traceback" in done.stderr
 
 
+@pytest.mark.long
 def test_data_that_is_not_there_says_which_file_to_put_where(tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path), "PUREREPLAY_DATA": str(tmp_path), "HOME": str(tmp_path)}
     done = run_apart("run", "--dataset", "webvision14", "--out", tmp_path / "run", **environment)

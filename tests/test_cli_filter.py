@@ -41,6 +41,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_features_in_probabilities_out(tmp_path: Path):
     features, labels = samples()
     np.savez(tmp_path / "features.npz", features=features, labels=labels)

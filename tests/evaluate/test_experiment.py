@@ -310,6 +310,7 @@ def test_presets_budget_and_datasets_fill_the_settings():
     assert own.finetune_clip is None and own.expert_batch == own.base_batch == 50
 
 
+@pytest.mark.long
 def test_a_sweep_gives_what_single_runs_give(tmp_path):
     runs = sweep_runs(tmp_path, TINY, noise="symmetric", noise_rate="0.2,0.4")
     assert [path.name for path in runs] == ["noise_rate-0.2", "noise_rate-0.4"]

@@ -77,7 +77,10 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+LONG = ("half of P", "colour", "additive jitter")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in RECIPES])
 def test_the_kernels_do_what_autograd_does(name):
     recipe, more = RECIPES[name]
     jobs = [job(k, recipe, **more) for k in range(2)]
@@ -127,6 +130,7 @@ def test_a_network_does_not_depend_on_its_company():
         assert all(torch.equal(own.state[n], together.state[n]) for n in own.state)
 
 
+@pytest.mark.long
 def test_networks_of_different_age_train_together():
     recipe = Contrastive(epochs=2, batch_size=5, warm_epochs=0)
     young, old = job(0, recipe), job(1, replace(recipe, epochs=3))
@@ -138,6 +142,7 @@ def test_networks_of_different_age_train_together():
     assert [int(t.optimizer["step"]) for t in both] == [4, 10]
 
 
+@pytest.mark.long
 def test_chunks_of_steps_make_no_difference():
     one = job(0, Contrastive(epochs=3, batch_size=10))
     loops = [cuda_loop([one]), cuda_loop([one])]

@@ -145,6 +145,7 @@ def test_steps_equal_autograd_and_adam(backbone: ResNet18, k: int, n: int, n_ste
     check_steps(backbone, k, n, n_steps)
 
 
+@pytest.mark.long
 def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small maps row by row instead of place by place, three taps a program, tiles the other way round."""
     pick = shapes.pick_tiles
