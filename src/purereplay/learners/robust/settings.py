@@ -31,22 +31,24 @@ class RobustSettings(Settings):
     l2r_clean: int = setting(
         "clean samples of each class, taken out of the stream", 100, unit="samples", source="paper"
     )
-    l2r_batch: int = setting("clean samples in a step", 100, unit="samples", source="paper")
-    pencil_alpha: float = setting("weight of the given label", 0.4, source="paper", least=0)
-    pencil_beta: float = setting("weight of the prediction's entropy", 0.1, source="paper", least=0)
-    pencil_stage1: int = setting("epochs with the given labels", 70, unit="epochs", source="paper", least=0)
-    pencil_stage2: int = setting("epoch at which labels stop changing", 200, unit="epochs", source="paper", least=0)
-    pencil_lr: float = setting("learning rate of the labels", 600.0, source="paper", least=0)
-    sl_alpha: float = setting("weight of cross-entropy", 1.0, source="paper", least=0)
-    sl_beta: float = setting("weight of reverse cross-entropy", 1.0, source="paper", least=0)
-    jocor_lambda: float = setting("weight of the networks' agreement", 0.1, source="paper", least=0, most=1)
+    l2r_batch: int = setting("clean samples in a step", LearningToReweight.batch_size, unit="samples", source="paper")
+    pencil_alpha: float = setting("weight of the given label", Pencil.alpha, source="paper", least=0)
+    pencil_beta: float = setting("weight of the prediction's entropy", Pencil.beta, source="paper", least=0)
+    pencil_stage1: int = setting("epochs with the given labels", Pencil.stage1, unit="epochs", source="paper", least=0)
+    pencil_stage2: int = setting(
+        "epoch at which labels stop changing", Pencil.stage2, unit="epochs", source="paper", least=0
+    )
+    pencil_lr: float = setting("learning rate of the labels", Pencil.lr, source="paper", least=0)
+    sl_alpha: float = setting("weight of cross-entropy", SymmetricLearning.alpha, source="paper", least=0)
+    sl_beta: float = setting("weight of reverse cross-entropy", SymmetricLearning.beta, source="paper", least=0)
+    jocor_lambda: float = setting("weight of the networks' agreement", JoCoR.weight, source="paper", least=0, most=1)
     jocor_forget: float = setting(
         "share of a batch that is ignored at the end",
         by_data="the noise rate, or half of it for asymmetric noise",
         least=0,
         most=0.99,
     )
-    jocor_epochs: int = setting("epochs until that share is reached", 10, unit="epochs", source="Wei 2020")
+    jocor_epochs: int = setting("epochs until that share is reached", JoCoR.epochs, unit="epochs", source="Wei 2020")
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:

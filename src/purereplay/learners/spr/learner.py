@@ -54,10 +54,10 @@ class SPR(Learner[FilterReport]):
     self_replay: SelfReplay
     finetune: Supervised
     engine: Engine
-    seed: int = 0
-    order: Literal["filter-first", "replay-first"] = "filter-first"
-    tail: Literal["process", "drop"] = "process"
-    reseed: bool = False  # True: the same random numbers for every buffer, as in the released code
+    seed: int
+    order: Literal["filter-first", "replay-first"]
+    tail: Literal["process", "drop"]  # of the stream: a partly filled D
+    reseed: bool  # True: the same random numbers for every buffer, as in the released code
     scored: list[ScoredBuffer] = field(default_factory=list, init=False)  # scored buffers, oldest first
     waiting: list[FullBuffer] = field(default_factory=list, init=False)  # full buffers that are not scored yet
     n_queued: int = field(default=0, init=False)  # delayed buffers filled so far

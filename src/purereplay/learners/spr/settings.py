@@ -11,7 +11,11 @@ from typing import Any, ClassVar, Literal
 
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.learners.spr.filtering import Features, FilterName
+from purereplay.nets.jobs import Contrastive, Supervised
 from purereplay.nets.losses import MIN_TEMPERATURE
+from purereplay.nets.views import FeatureViews, Views
+from purereplay.purify.aum import AreaUnderMargin
+from purereplay.purify.incv import NoisyCrossValidation
 from purereplay.purify.options import DEFAULTS, Posterior, Scaling, SmallClass
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -112,34 +116,52 @@ class SprSettings(NetworkSettings):
     )
     lr: float = setting(
         "learning rate of Adam for experts and base",
-        3e-4,
+        Contrastive.lr,
         source="released code; the paper's ε = 0.0002 is read as the learning rate",
     )
     schedule: Literal["cosine", "constant"] = setting(
-        "learning rate schedule within one D", "cosine", source="released code; not in the paper"
+        "learning rate schedule within one D", Contrastive.schedule, source="released code; not in the paper"
     )
     warm_epochs: int = setting(
-        "epochs at the full learning rate before the cosine", 10, unit="epochs", source="released code", least=0
+        "epochs at the full learning rate before the cosine",
+        Contrastive.warm_epochs,
+        unit="epochs",
+        source="released code",
+        least=0,
     )
     base_schedule: Literal["continuing", "restart"] = setting(
         "learning rate schedule of the base across buffers", "continuing", source="released code: never restarted"
     )
-    temperature: float = setting("temperature of NT-Xent", 0.5, source="paper", least=MIN_TEMPERATURE)
+    temperature: float = setting(
+        "temperature of NT-Xent", Contrastive.temperature, source="paper", least=MIN_TEMPERATURE
+    )
     crop_area: float = setting(
-        "smallest share of an image's area that a view keeps", 0.08, source="released code", least=1e-6, most=1
+        "smallest share of an image's area that a view keeps",
+        Views.area[0],
+        source="released code",
+        least=1e-6,
+        most=1,
     )
     flip: float = setting(
-        "probability that a view is mirrored; 0 for letters and digits", 0.5, source="released code", least=0, most=1
+        "probability that a view is mirrored; 0 for letters and digits",
+        Views.flip,
+        source="released code",
+        least=0,
+        most=1,
     )
     jitter: Literal["factors", "additive"] = setting(
-        "colour jitter; additive: as in the released code's version of kornia", "factors"
+        "colour jitter; additive: as in the released code's version of kornia", Views.jitter_kind
     )
     feature_dropout: float = setting(
-        "probability that a view of a feature vector drops a feature", 0.2, source="not in the paper", least=0, most=1
+        "probability that a view of a feature vector drops a feature",
+        FeatureViews.dropout,
+        source="not in the paper",
+        least=0,
+        most=1,
     )
     feature_noise: float = setting(
         "standard deviation of the noise that a view adds to a standardised feature",
-        0.3,
+        FeatureViews.noise,
         source="not in the paper",
         least=0,
     )
@@ -176,9 +198,13 @@ class SprSettings(NetworkSettings):
     mixture_steps: int = setting(
         "EM steps of the beta mixture", DEFAULTS.n_iter, unit="steps", source="released code; not in the paper"
     )
-    aum_epochs: int = setting("training of the filter aum, on every D", 150, unit="epochs", source="paper")
-    incv_epochs: int = setting("training of the filter incv, on every half of D", 200, unit="epochs", source="paper")
-    incv_rounds: int = setting("rounds of the filter incv", 4, source="paper")
+    aum_epochs: int = setting(
+        "training of the filter aum, on every D", AreaUnderMargin.epochs, unit="epochs", source="paper"
+    )
+    incv_epochs: int = setting(
+        "training of the filter incv, on every half of D", NoisyCrossValidation.epochs, unit="epochs", source="paper"
+    )
+    incv_rounds: int = setting("rounds of the filter incv", NoisyCrossValidation.rounds, source="paper")
     admission: Literal["greedy", "partitioned"] = setting(
         "admission into a full P", "partitioned", source="paper: greedy; released code: partitioned"
     )
@@ -189,16 +215,18 @@ class SprSettings(NetworkSettings):
     )
     # the classifier
     finetune_epochs: int = setting("passes over P of the finetuning", 50, unit="epochs", source="paper")
-    finetune_batch: int = setting("batch size of the finetuning", 16, unit="samples", source="paper")
+    finetune_batch: int = setting("batch size of the finetuning", Supervised.batch_size, unit="samples", source="paper")
     finetune_lr: float = setting(
-        "learning rate of Adam in the finetuning", 2e-3, source="paper's ε = 0.002, read as the learning rate"
+        "learning rate of Adam in the finetuning", Supervised.lr, source="paper's ε = 0.002, read as the learning rate"
     )
     finetune_clip: float | None = setting(
-        "gradient values are clipped to ± this; none: no clipping", 0.5, source="released code; not in the paper"
+        "gradient values are clipped to ± this; none: no clipping",
+        Supervised.clip,
+        source="released code; not in the paper",
     )
     finetune_decay_every: int | None = setting(
         "steps after which the learning rate falls to a tenth; none: constant",
-        300,
+        Supervised.decay_every,
         unit="steps",
         source="released code; not in the paper",
     )
