@@ -1,6 +1,6 @@
 """The loop of `learn`: samples are stored, full buffers scored and learned, until the source ends.
 
-The caller passes an observer that hears of every step and may stop the loop between two of them.
+An observer receives every step and may stop the loop between two of them.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class LearnObserver:
         return False
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
-        """Hear of items that were stored or refused."""
+        """Receive items that were stored or refused."""
 
     def training(self, progress: LearnProgress, now: TrainingProgress) -> None:
-        """Hear of training, a few times a second."""
+        """Receive the progress of the training, a few times per second."""
 
     def scored(self, progress: LearnProgress, report: FilterReport) -> None:
-        """Hear of a buffer that was scored and learned."""
+        """Receive the report of a buffer that was scored and learned."""
 
 
 def learn(
