@@ -1,4 +1,4 @@
-"""The same work as one would first write it in PyTorch and numpy: what the benchmarks compare with."""
+"""Plain PyTorch and numpy implementations of the same work: the reference of the benchmarks."""
 
 import math
 
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 def resnet18(stem: str) -> nn.Module:
-    """With a projection head 512-512-256."""
+    """Return a network with a projection head 512-512-256."""
     first = [nn.Conv2d(3, 64, 7, 2, 3, bias=False)] if stem == "imagenet" else [nn.Conv2d(3, 64, 3, 1, 1, bias=False)]
     first += [nn.BatchNorm2d(64), nn.ReLU()] + ([nn.MaxPool2d(3, 2, 1)] if stem == "imagenet" else [])
     sizes = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
@@ -36,7 +36,7 @@ def resnet18(stem: str) -> nn.Module:
 
 
 def perceptron(n_inputs: int, hidden: int) -> nn.Module:
-    """With a projection head hidden-hidden-256."""
+    """Return a network with a projection head hidden-hidden-256."""
     layers: list[nn.Module] = [nn.Flatten()]
     for n_in, n_out in ((n_inputs, hidden), (hidden, hidden), (hidden, hidden)):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
@@ -44,7 +44,7 @@ def perceptron(n_inputs: int, hidden: int) -> nn.Module:
 
 
 def views(images: Tensor) -> Tensor:
-    """A random resized crop, flip and colour jitter of each image (n, C, H, W) in [0, 1]."""
+    """Return a random resized crop, flip and colour jitter of each image (n, C, H, W) in [0, 1]."""
     n, device = len(images), images.device
     area = torch.empty(3, n, device=device).uniform_(0.08, 1)
     ratio = torch.empty(3, n, device=device).uniform_(math.log(3 / 4), math.log(4 / 3)).exp()
@@ -67,7 +67,7 @@ def views(images: Tensor) -> Tensor:
 
 
 class PlainTraining:
-    """One network's contrastive training, a step at a time."""
+    """Contrastive training of one network, one step at a time."""
 
     def __init__(self, network: nn.Module, images: Tensor) -> None:
         self.network, self.images = network.to(images.device), images
@@ -87,7 +87,7 @@ class PlainTraining:
 def plain_clean_probability(
     features: NDArray[np.float64], labels: NDArray[np.int64], n_graphs: int
 ) -> NDArray[np.float64]:
-    """The Self-Centered filter: one graph after the other, `eigh`, EM with scipy's beta densities; (n,)."""
+    """Self-Centered filter: one graph after the other, `eigh`, EM with scipy's beta densities; returns (n,)."""
     rng = np.random.default_rng(0)
     features = features / np.linalg.norm(features, axis=1, keepdims=True)
     result = np.zeros(len(labels))
@@ -103,7 +103,7 @@ def plain_clean_probability(
 
 
 def plain_posterior(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Posterior (n,) of the higher component after 10 EM steps on the trimmed scores."""
+    """Return the posterior (n,) of the higher component after 10 EM steps on the trimmed scores."""
     low, high = np.percentile(scores, [5, 95])
     x = np.clip((scores - low) / (high - low), 1e-3, 1 - 1e-3)
     kept = x[(scores >= low) & (scores <= high)]

@@ -4,10 +4,10 @@
     python benchmarks/speed.py --only training --json new.json
     python benchmarks/speed.py --compare old.json new.json
 
-training  a contrastive step of K networks side by side (views, forward, loss, backward, Adam): milliseconds a step,
-          network-steps a second, how many times faster than a plain eager loop over the networks, and, on the CPU, the
-          share of the measured rate of matrix products. A case that would take minutes here is left out and says so;
-          --limit 3600 measures it too.
+training  a contrastive step of K networks side by side (views, forward, loss, backward, Adam): milliseconds per step,
+          network-steps per second, how many times faster than a plain eager loop over the networks, and, on the CPU, the
+          share of the measured rate of matrix products. A case that would take minutes is skipped and
+          marked; --limit 3600 measures it too.
 filter    one call of the Self-Centered filter on a buffer, two labels, 5 graphs, 128-d features; plain: numpy, scipy.
 demo      a whole run of the demo, in seconds.
 """
@@ -42,8 +42,8 @@ Row = dict[str, object]
 N_NETWORKS = (1, 5, 8, 25, 200)
 FILTER_SIZES = (300, 500, 1000, 5000)
 PLAIN_FILTER_UP_TO = 1000  # the plain code would take minutes beyond
-TURN_SECONDS = 1.5  # of training between two looks at the plain loop
-LIMIT_SECONDS = 20.0  # a case of which four steps need more is left out
+TURN_SECONDS = 1.5  # seconds of training between two measurements of the plain loop
+LIMIT_SECONDS = 20.0  # a case is skipped if four of its steps take longer
 DEMO_WIDTH: int = PRESETS["demo"]["hidden"]
 JITTER = Views(jitter=(0.5, 0.5, 0.5, 0.2))
 
@@ -84,7 +84,7 @@ class Case:
         width, n_views = backbone.hidden[-1], 2 * self.n
         first = backbone.n_inputs * backbone.hidden[0]
         weights = first + width * width * 2 + width * 256
-        # forward, gradient of the weights, gradient of the inputs but the first layer's; similarities likewise
+        # forward, gradients of the weights, gradients of all inputs but the first layer's; the same for similarities
         return 2 * n_views * (3 * weights - first) + 2 * 3 * n_views**2 * 256
 
 
@@ -132,7 +132,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def matrix_rate() -> float:
-    """Floating-point operations a second of a large float32 product on the CPU: the best of three."""
+    """Return the floating-point operations per second of a large float32 product on the CPU: the best of three."""
     a = torch.randn(2048, 2048)
     return 2 * 2048**3 / min(seconds(lambda: a @ a, torch.device("cpu")) for _ in range(3))
 
@@ -147,7 +147,7 @@ def training(device: torch.device, precision: str, limit: float) -> Iterator[Row
             row |= {"ratio": None, "of_matrix_rate": None}
             if 4 * k * each <= limit:
                 step, ratio, rate = side_by_side(case, k, plain, plain_step, device, precision)
-                each = step / k  # of a network: the next row takes about as long
+                each = step / k  # seconds per network: the next row takes about as long
                 work = case.multiplications()
                 row["ms_a_step"], row["network_steps_a_second"] = round(1e3 * step, 4), round(k / step, 1)
                 row["ratio"] = round(ratio, 2)
@@ -158,18 +158,17 @@ def training(device: torch.device, precision: str, limit: float) -> Iterator[Row
 def side_by_side(
     case: Case, k: int, plain: PlainTraining, plain_step: float, device: torch.device, precision: str
 ) -> tuple[float, float, float | None]:
-    """Seconds of a step of k networks (the best), how many times as long plain steps of k networks take, and on the CPU
-    the rate of matrix products (the best).
+    """Return the best seconds per step of k networks, the ratio of plain steps to it, and the CPU's best product rate.
 
-    Measured in turns; the times are compared turn by turn and the median is told, as a shared machine has good and bad
-    minutes.
+    Both kinds of steps are measured in turns. The ratio is the median over turns, since the load of a shared machine
+    varies.
     """
     engine = Engine(device, precision=pick_precision(precision, device.type))
     on_cuda = device.type == "cuda"
     few = case.jobs(k, 10 if on_cuda else 2, device)
     engine.train(few)  # warm-up: memory, compilation, capture
     one = seconds(lambda: engine.train(few), device) / few[0].n_steps
-    # a job of a run has hundreds or thousands of steps, beside which its beginning and end do not count
+    # a job of a run has hundreds or thousands of steps, so its beginning and end are negligible
     least, most = (min(100, int(LIMIT_SECONDS / one)), 2000) if on_cuda else (20 if one < 1 else 2, 200)
     n_steps = max(2, least, min(most, int(TURN_SECONDS / one)))
     n_plain = max(2, min(100, int(0.5 / plain_step)))
@@ -186,7 +185,7 @@ def side_by_side(
 
 
 def made_up_buffer(n: int, seed: int = 0, d: int = 128) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Features (n, d) and labels (n,) of two classes, 60 % of each in a cluster and 40 % scattered."""
+    """Return features (n, d) and labels (n,) of two classes, 60 % of each in a cluster and 40 % scattered."""
     rng = np.random.default_rng(seed)
     labels = np.arange(n) % 2
     clustered = rng.random(n) < 0.6
@@ -195,7 +194,7 @@ def made_up_buffer(n: int, seed: int = 0, d: int = 128) -> tuple[NDArray[np.floa
 
 
 def median_ms(work: Callable[[], object], repeats: int) -> float:
-    """The lowest of three medians, after a warm-up: other work on the machine only ever adds."""
+    """Return the lowest of three medians after a warm-up, since other work on the machine only adds time."""
     work()
     cpu = torch.device("cpu")
     return min(1e3 * statistics.median(seconds(work, cpu) for _ in range(repeats)) for _ in range(3))
@@ -207,7 +206,7 @@ def filtering(device: torch.device) -> Iterator[Row]:
 
 def filter_row(n: int, device: torch.device) -> Row:
     features, labels = made_up_buffer(n)
-    # numpy in, numpy out: the answer is waited for, on a GPU too
+    # numpy in, numpy out: the time includes waiting for a GPU
     ours = median_ms(lambda: clean_probability(features, labels, 5, device=device), 9 if n < 5000 else 1)
     plain = None
     if n <= PLAIN_FILTER_UP_TO:
@@ -226,7 +225,7 @@ def demo(device: torch.device, precision: str) -> Iterator[Row]:
 
 
 def shown(rows: Iterable[Row], case_width: int) -> Iterator[Row]:
-    """The rows, each printed as it comes, aligned below the names of its columns."""
+    """Print rows as they are measured, aligned below the names of their columns, and return them."""
     columns: tuple[str, ...] = ()
     for row in rows:
         new = tuple(row) != columns
@@ -239,10 +238,10 @@ def shown(rows: Iterable[Row], case_width: int) -> Iterator[Row]:
 
 
 def compare(old: Path, new: Path) -> None:
-    """Every time of two files side by side, and how many times faster the new one is."""
+    """Print the times of two files side by side, and the speed-up of the second."""
     files = [json.loads(path.read_text()) for path in (old, new)]
     if files[0]["machine"] != files[1]["machine"]:
-        print(f"Not the same machine: {files[0]['machine']} and {files[1]['machine']}.")
+        print(f"The machines differ: {files[0]['machine']} and {files[1]['machine']}.")
     named = [{key(row): row for row in file["rows"]} for file in files]
     rows: list[Row] = []
     for name in named[0].keys() & named[1].keys():
@@ -261,14 +260,17 @@ def key(row: Row) -> tuple[object, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speed, as ratios against plain code in the same call.")
-    parser.add_argument("--only", default="training,filter,demo", help="which parts, with commas")
+    parser.add_argument("--only", default="training,filter,demo", help="parts to measure, separated by commas")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--precision", default="auto", help="float32, tf32, bf16 or auto")
     parser.add_argument(
-        "--limit", type=float, default=LIMIT_SECONDS, help="training: leave out what takes longer for four steps"
+        "--limit",
+        type=float,
+        default=LIMIT_SECONDS,
+        help="training: skip cases whose four steps take longer, in seconds",
     )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="compare two such files and stop")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="compare two such files and exit")
     options = parser.parse_args()
     if options.compare:
         compare(*options.compare)
@@ -289,10 +291,12 @@ def main() -> None:
     for part in wanted:
         for row in shown(parts[part](), max(len(case.name) for case in CASES)):
             rows.append(row)
-            if options.json:  # after every row: what was measured stays, whatever comes
+            if options.json:  # after every row, so that an interruption loses nothing
                 options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
         if part == "training" and any(row.get("ms_a_step", 0) is None for row in rows):
-            print(f"-: four steps would take longer than {options.limit:g} s here; --limit measures them too")
+            print(
+                f"-: skipped, since four steps would take longer than {options.limit:g} s; raise --limit to measure them"
+            )
 
 
 if __name__ == "__main__":
