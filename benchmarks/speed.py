@@ -5,7 +5,7 @@
     python benchmarks/speed.py --compare old.json new.json
 
 training  a contrastive step of K networks side by side (views, forward, loss, backward, Adam): milliseconds per step,
-          network-steps per second, how many times faster than a plain eager loop over the networks, and, on the CPU, the
+          network-steps per second, the speed-up over a plain eager loop over the networks, and on the CPU the
           share of the measured rate of matrix products. A case that would take minutes is skipped and
           marked; --limit 3600 measures it too.
 filter    one call of the Self-Centered filter on a buffer, two labels, 5 graphs, 128-d features; plain: numpy, scipy.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from plain import PlainTraining, perceptron, plain_clean_probability, resnet18
 from purereplay.evaluate.experiment import prepare
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.settings import PRESETS
+from purereplay.learners.spr.settings import PRESETS
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, ContrastiveJob
@@ -294,9 +294,7 @@ def main() -> None:
             if options.json:  # after every row, so that an interruption loses nothing
                 options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
         if part == "training" and any(row.get("ms_a_step", 0) is None for row in rows):
-            print(
-                f"-: skipped, since four steps would take longer than {options.limit:g} s; raise --limit to measure them"
-            )
+            print(f"-: skipped, since four steps would take longer than {options.limit:g} s; raise --limit")
 
 
 if __name__ == "__main__":
