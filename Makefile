@@ -57,8 +57,9 @@ wheel: $(READY)  ## the installable package, in dist/
 bench: $(READY)  ## speed on this machine, as ratios against plain code (JSON: make bench ARGS="--json new.json")
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
 
-tables: $(READY)  ## generate the tables of REPRODUCTION.md and docs/ from the files in results/
+tables: $(READY)  ## generate the documents' tables from results/, and settings and commands from the code
 	@$(BIN)/python docs/tables.py
+	@$(BIN)/python docs/reference_pages.py
 
 clean:  ## remove the environment, the caches and dist/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

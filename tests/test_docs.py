@@ -131,17 +131,51 @@ def test_the_readme_has_commands():
     assert len(commands((ROOT / "README.md").read_text())) > 5
 
 
-@pytest.fixture(scope="module")
-def tables():
-    """The module docs/tables.py."""
+def script(name: str):
+    """A module of docs/, by its name."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+        spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        yield module
+        return module
     finally:
         sys.path.remove(str(ROOT / "docs"))
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return script("tables")
+
+
+@pytest.fixture(scope="module")
+def reference_pages():
+    return script("reference_pages")
+
+
+def test_reference_pages_are_those_of_the_code(reference_pages):
+    for page, text in reference_pages.PAGES.items():
+        assert page.read_text() == text(), "run `make tables`"
+
+
+def test_the_page_of_settings_names_every_setting_of_every_learner(reference_pages):
+    text = (ROOT / "docs" / "settings.md").read_text()
+    for entry in registry.entries():
+        section = text.split(f"\n## {entry.name}\n")[1].split("\n## ")[0]
+        shown = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+        assert shown == [f.name for f in fields(entry.settings)] or "(#spr)" in section
+
+
+def test_a_setting_shows_its_values_source_and_presets(reference_pages):
+    rows = {row[0]: row for row in reference_pages.settings_rows(registry.entry("spr"))}
+    assert rows["`tail`"][1:] == [
+        "`process`",
+        "",
+        "treatment of a partly filled D at the end of the stream<br>Values: process, drop",
+        "released code: drop",
+        "reference drop",
+    ]
+    assert rows["`expert_batch`"][1:3] == ["by data", "samples"] and "By data: all of D" in rows["`expert_batch`"][3]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
