@@ -63,24 +63,49 @@ def test_file_map_names_what_exists():
         assert (parent / name).exists(), name
 
 
+def python_of(name: str) -> list[str]:
+    """The Python blocks of a document."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
 def test_the_readmes_python_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2 and len(blocks[0].strip().splitlines()) <= 10
+    [block] = python_of("README.md")
+    assert len([line for line in block.splitlines() if line]) <= 10
+    names: dict = {}
+    exec(block.replace("purified_size=200", "purified_size=200, base_epochs=5"), names)
+    assert names["predicted"].shape == (197,) and 0 <= names["noise"] <= 1
+    assert len(names["suspects"]) == 1600
+
+
+def test_the_python_of_the_first_steps_runs():
+    learner, alone = python_of("docs/getting-started.md")
     digits = load_digits()
     images = torch.from_numpy(np.round(digits.images * 255 / 16).astype(np.uint8))[:, None]
     labels, index = torch.from_numpy(digits.target).long(), torch.arange(len(images))
     batches = [tuple(t[i : i + 40] for t in (images, labels, index)) for i in (0, 40, 80)]
-    quick = blocks[0].replace('preset="demo"', 'preset="demo", expert_epochs=20, base_epochs=5')
+    quick = learner.replace('preset="demo"', 'preset="demo", expert_epochs=20, base_epochs=5')
     names = {"batches": batches, "new_images": images[200:210]}
     exec(quick, names)
     assert names["predicted"].shape == (10,) and "suspects" in names
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
-    exec(blocks[1], names)
+    exec(alone, names)
     assert names["p"].shape == (200,) and 0 <= names["p"].min() <= names["p"].max() <= 1
 
 
+def test_the_readme_has_its_parts_in_order():
+    headings = re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert headings == [
+        "Results",
+        "Install",
+        "Two commands",
+        "Your own images in five commands",
+        "Python in ten lines",
+        "Where things are",
+    ]
+
+
 def test_the_filters_python_runs():
-    alone, images, together = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "filter.md").read_text(), re.DOTALL)
+    alone, images, together = python_of("docs/filter.md")
     digits = load_digits()
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
     exec(alone, names)
@@ -127,8 +152,9 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
-def test_the_readme_has_commands():
-    assert len(commands((ROOT / "README.md").read_text())) > 5
+def test_the_readme_has_five_commands_for_own_images():
+    names = [words[0] for words in commands((ROOT / "README.md").read_text())]
+    assert names == ["learn", "status", "audit", "correct", "predict"]
 
 
 def script(name: str):
