@@ -72,7 +72,7 @@ picture: $(READY)  ## draw docs/architecture.svg
 
 docs: $(READY) $(DOCS_READY)  ## the documentation site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	@echo "open site/index.html, or serve it with: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove the environment, the caches, dist/ and site/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist site

@@ -1,6 +1,6 @@
 """Draw architecture.svg: the rooms of the code, and the way of one sample through them (`make picture`).
 
-A box is one stop of the sample. Its colour and its first line name the room. Coordinates are inches from the lower left.
+A box is one stop of the sample. Its colour and its first line name the room. Coordinates are in inches.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     python docs/tables.py --check    write nothing; fail if a table differs from its result files
 
 A page marks the place of a table by the lines `<!-- table: NAME -->` and `<!-- end -->`. TABLES declares each table:
-its files, which of their results make a row, and what its columns show; two list names of the code. The parts are in table_parts.py.
+its files, which of their results make a row, and what its columns show. Two tables list names of the code. The parts
+are in table_parts.py.
 """
 
 from __future__ import annotations
