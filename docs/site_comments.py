@@ -13,16 +13,20 @@ NOT_TEXT = ("type:", "noqa")
 
 
 class FieldComments(Extension):
-    """Takes `name: type = value  # comment` as documentation of `name`."""
+    """Takes `name: type = value  # comment`, or a comment on the line above, as documentation of `name`."""
 
     def on_attribute_instance(self, *, node: Any, attr: Attribute, **_: Any) -> None:
         if attr.docstring is not None or not isinstance(node, ast.AST) or attr.parent is None:
             return
         if not attr.parent.is_class or attr.name.startswith("_"):
             return
-        text = comment("\n".join(attr.lines) + "\n")
+        source = attr.lines_collection[attr.filepath]
+        above = source[attr.lineno - 2].strip()
+        text = comment("\n".join(attr.lines) + "\n") or (comment(above + "\n") if above.startswith("#") else "")
         if text:
-            attr.docstring = Docstring(text[0].upper() + text[1:] + ".", parent=attr, lineno=attr.lineno)
+            first = text.split()[0]
+            shown = text if any(c in first for c in "`(0123456789") else text[0].upper() + text[1:]
+            attr.docstring = Docstring(f"{shown}.", parent=attr, lineno=attr.lineno)
 
 
 def comment(line: str) -> str:

@@ -122,9 +122,7 @@ TABLES: dict[str, Table | Names | BesidePaper | Verdicts | Misses] = {
     "summary": Table(
         head="data, wrong labels",
         rows={
-            **{
-                f"MNIST, {noise} %": Runs(files=f"mnist-full/{noise.noise}-{noise.rate:g}-*.json") for noise in NOISES
-            },
+            **{f"MNIST, {noise} %": Runs(files=f"mnist-full/{noise.noise}-{noise.rate:g}-*.json") for noise in NOISES},
             "CIFAR-10, symmetric 40 %": Runs(files=CIFAR10_FULL),
             "digits, symmetric 40 % (the demo)": _width("test"),
         },

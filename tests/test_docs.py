@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from sklearn.datasets import load_digits
 from typer.main import get_command
 
@@ -53,6 +54,26 @@ def test_every_experiment_is_in_the_index():
     pages = {page.name for page in EXPERIMENTS} - {"index.md"}
     listed = re.findall(r"^\| \[(\S+)\]", (ROOT / "docs" / "experiments" / "index.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(pages)
+
+
+def pages_of(nav) -> list[str]:
+    """The pages below an entry of mkdocs.yml's nav."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages_of(part)]
+
+
+def test_the_site_shows_every_page_once_and_loads_nothing_from_elsewhere():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    in_docs = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    of_root = set(re.findall(r'"(\w+\.md)"', (ROOT / "docs" / "site_hooks.py").read_text()))
+    assert sorted(pages_of(site["nav"])) == sorted(in_docs | of_root)
+    assert site["theme"]["font"] is False and "http" not in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_picture_names_rooms_that_exist():
+    rooms = re.findall(r'^    "(\w+/)": \(', (ROOT / "docs" / "architecture.py").read_text(), re.MULTILINE)
+    assert len(rooms) == 5 and all((ROOT / "src" / "purereplay" / room).is_dir() for room in rooms)
 
 
 def test_file_map_names_what_exists():
