@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-fast test-slow test-gpu wheel bench tables clean help
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-fast test-slow test-gpu wheel bench tables picture docs clean help
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -13,6 +14,11 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing purereplay and its tools into $(VENV) (a few minutes, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS_READY): pyproject.toml constraints.txt | $(READY)
+	@echo "installing the tools of the documentation into $(VENV) (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 demo: $(READY)  ## Self-Purified Replay on 1,797 digits with 40 % wrong labels
@@ -57,8 +63,16 @@ wheel: $(READY)  ## build the installable package in dist/
 bench: $(READY)  ## speed on this machine, as ratios against plain code; ARGS="--json FILE" saves it
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
 
-tables: $(READY)  ## generate the tables of REPRODUCTION.md and docs/ from the files in results/
+tables: $(READY)  ## generate the documents' tables from results/, and settings and commands from the code
 	@$(BIN)/python docs/tables.py
+	@$(BIN)/python docs/reference_pages.py
 
-clean:  ## remove the environment, the caches and dist/
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+picture: $(READY)  ## draw docs/architecture.svg
+	@$(BIN)/python docs/architecture.py
+
+docs: $(READY) $(DOCS_READY)  ## the documentation site, in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html, or serve it with: $(BIN)/python -m http.server --directory site"
+
+clean:  ## remove the environment, the caches, dist/ and site/
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist site

@@ -132,6 +132,18 @@ NOISES = [Noise("symmetric", 0.2), Noise("symmetric", 0.4), Noise("symmetric", 0
 NOISES += [Noise("asymmetric", 0.2), Noise("asymmetric", 0.4)]
 
 
+def in_paper(name: str, method: str = "SPR") -> ColumnCell:
+    """The number of a table of the paper for the dataset and noise of a row; – if the paper has none."""
+
+    def cell(row: Row) -> str:
+        [(dataset, noise)] = {(r["dataset"], Noise(r["noise"], r["noise_rate"])) for r in row.results()}
+        known = {(table.name, table.dataset) for table in paper_tables()}
+        values = paper_table(name, dataset).values if (name, dataset) in known else {}
+        return f"{values[method, noise]:.1f}" if (method, noise) in values else "–"
+
+    return cell
+
+
 def mean_over_noises(row: Row) -> str:
     by_noise = [list(values_of(row, noise=noise).values()) for noise in NOISES]
     return "–" if not all(by_noise) else f"{np.mean([np.mean(values) for values in by_noise]):.1f}"
@@ -207,6 +219,17 @@ class Table:
     def lines(self) -> Lines:
         shown = [[name, *(cell(row) for cell in self.columns.values())] for name, row in self.rows.items()]
         return [[self.head, *self.columns], *shown]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Names of the code, each with its description."""
+
+    head: str
+    described: Mapping[str, str]
+
+    def lines(self) -> Lines:
+        return [[self.head, "description"], *([f"`{name}`", text] for name, text in self.described.items())]
 
 
 @dataclass(frozen=True, kw_only=True)

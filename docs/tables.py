@@ -4,7 +4,8 @@
     python docs/tables.py --check    write nothing; fail if a table differs from its result files
 
 A page marks the place of a table by the lines `<!-- table: NAME -->` and `<!-- end -->`. TABLES declares each table:
-its files, which of their results make a row, and what its columns show. The parts are in table_parts.py.
+its files, which of their results make a row, and what its columns show. Two tables list names of the code. The parts
+are in table_parts.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from table_parts import (
     NOISES,
     BesidePaper,
     Misses,
+    Names,
     Paper,
     Row,
     Runs,
@@ -27,6 +29,7 @@ from table_parts import (
     Verdicts,
     each_seed,
     field_of,
+    in_paper,
     mean,
     mean_over_noises,
     n_runs,
@@ -36,6 +39,8 @@ from table_parts import (
     steps_a_second,
 )
 
+from purereplay.learners.registry import entries
+from purereplay.learners.settings import PRESETS
 from purereplay.paper.numbers import Column as Noise
 
 ROOT = Path(__file__).parent.parent
@@ -112,7 +117,28 @@ PRECISION = "mnist-fast-and-plain/{}-*.json"
 LIVE = {"patches": "live/{}-*.json", "experts": "live/experts/{}-*.json"}
 LIVE |= {"combined": "live/combined/{}-*.json"}
 
-TABLES: dict[str, Table | BesidePaper | Verdicts | Misses] = {
+TABLES: dict[str, Table | Names | BesidePaper | Verdicts | Misses] = {
+    # README.md, docs/index.md
+    "summary": Table(
+        head="data, wrong labels",
+        rows={
+            **{f"MNIST, {noise} %": Runs(files=f"mnist-full/{noise.noise}-{noise.rate:g}-*.json") for noise in NOISES},
+            "CIFAR-10, symmetric 40 %": Runs(files=CIFAR10_FULL),
+            "digits, symmetric 40 % (the demo)": _width("test"),
+        },
+        columns={
+            "accuracy, %": mean("accuracy"),
+            "accuracy in the paper": in_paper("overall_accuracy"),
+            "filtered noise, %": mean("filtered_noise"),
+            "filtered noise in the paper": in_paper("filtering_e5"),
+            "runs": n_runs,
+            "seconds a run": seconds("total"),
+            "hardware": field_of("device"),
+        },
+    ),
+    # docs/benchmarks.md
+    "learners": Names(head="learner", described={entry.name: entry.summary for entry in entries()}),
+    "presets": Names(head="preset", described=PRESETS),
     # REPRODUCTION.md
     "verdicts": Verdicts(
         tables={

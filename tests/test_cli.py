@@ -170,6 +170,8 @@ def test_lists():
     assert "penultimate" in run("settings", "spr", "--preset", "paper").stdout
     shown = run("settings").stdout
     assert all(name in shown for name in ("paper", "reference", "admission", "expert_epochs"))
+    assert "values: process, drop" in shown and "presets: reference drop" in shown and "…" not in shown
+    assert "always none with this learner" in run("settings", "self-replay").stdout
 
 
 def test_estimate():

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from sklearn.datasets import load_digits
 from typer.main import get_command
 
@@ -55,6 +56,26 @@ def test_every_experiment_is_in_the_index():
     assert sorted(listed) == sorted(pages)
 
 
+def pages_of(nav) -> list[str]:
+    """The pages below an entry of mkdocs.yml's nav."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages_of(part)]
+
+
+def test_the_site_shows_every_page_once_and_loads_nothing_from_elsewhere():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    in_docs = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    of_root = set(re.findall(r'"(\w+\.md)"', (ROOT / "docs" / "site_hooks.py").read_text()))
+    assert sorted(pages_of(site["nav"])) == sorted(in_docs | of_root)
+    assert site["theme"]["font"] is False and "http" not in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_picture_names_rooms_that_exist():
+    rooms = re.findall(r'^    "(\w+/)": \(', (ROOT / "docs" / "architecture.py").read_text(), re.MULTILINE)
+    assert len(rooms) == 5 and all((ROOT / "src" / "purereplay" / room).is_dir() for room in rooms)
+
+
 def test_file_map_names_what_exists():
     tree = (ROOT / "README.md").read_text().split("```\nsrc/purereplay/\n")[1].split("```")[0]
     for line in tree.splitlines():
@@ -63,24 +84,49 @@ def test_file_map_names_what_exists():
         assert (parent / name).exists(), name
 
 
+def python_of(name: str) -> list[str]:
+    """The Python blocks of a document."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
 def test_the_readmes_python_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2 and len(blocks[0].strip().splitlines()) <= 10
+    [block] = python_of("README.md")
+    assert len([line for line in block.splitlines() if line]) <= 10
+    names: dict = {}
+    exec(block.replace("purified_size=200", "purified_size=200, base_epochs=5"), names)
+    assert names["predicted"].shape == (197,) and 0 <= names["noise"] <= 1
+    assert len(names["suspects"]) == 1600
+
+
+def test_the_python_of_the_first_steps_runs():
+    learner, alone = python_of("docs/getting-started.md")
     digits = load_digits()
     images = torch.from_numpy(np.round(digits.images * 255 / 16).astype(np.uint8))[:, None]
     labels, index = torch.from_numpy(digits.target).long(), torch.arange(len(images))
     batches = [tuple(t[i : i + 40] for t in (images, labels, index)) for i in (0, 40, 80)]
-    quick = blocks[0].replace('preset="demo"', 'preset="demo", expert_epochs=20, base_epochs=5')
+    quick = learner.replace('preset="demo"', 'preset="demo", expert_epochs=20, base_epochs=5')
     names = {"batches": batches, "new_images": images[200:210]}
     exec(quick, names)
     assert names["predicted"].shape == (10,) and "suspects" in names
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
-    exec(blocks[1], names)
+    exec(alone, names)
     assert names["p"].shape == (200,) and 0 <= names["p"].min() <= names["p"].max() <= 1
 
 
+def test_the_readme_has_its_parts_in_order():
+    headings = re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert headings == [
+        "Results",
+        "Install",
+        "Two commands",
+        "Your own images in five commands",
+        "Python in ten lines",
+        "Where things are",
+    ]
+
+
 def test_the_filters_python_runs():
-    alone, images, together = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "filter.md").read_text(), re.DOTALL)
+    alone, images, together = python_of("docs/filter.md")
     digits = load_digits()
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
     exec(alone, names)
@@ -127,21 +173,56 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
-def test_the_readme_has_commands():
-    assert len(commands((ROOT / "README.md").read_text())) > 5
+def test_the_readme_has_five_commands_for_own_images():
+    names = [words[0] for words in commands((ROOT / "README.md").read_text())]
+    assert names == ["learn", "status", "audit", "correct", "predict"]
+
+
+def script(name: str):
+    """A module of docs/, by its name."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
 
 
 @pytest.fixture(scope="module")
 def tables():
-    """The module docs/tables.py."""
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
+    return script("tables")
+
+
+@pytest.fixture(scope="module")
+def reference_pages():
+    return script("reference_pages")
+
+
+def test_reference_pages_are_those_of_the_code(reference_pages):
+    for page, text in reference_pages.PAGES.items():
+        assert page.read_text() == text(), "run `make tables`"
+
+
+def test_the_page_of_settings_names_every_setting_of_every_learner(reference_pages):
+    text = (ROOT / "docs" / "settings.md").read_text()
+    for entry in registry.entries():
+        section = text.split(f"\n## {entry.name}\n")[1].split("\n## ")[0]
+        shown = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+        assert shown == [f.name for f in fields(entry.settings)] or "(#spr)" in section
+
+
+def test_a_setting_shows_its_values_source_and_presets(reference_pages):
+    rows = {row[0]: row for row in reference_pages.settings_rows(registry.entry("spr"))}
+    assert rows["`tail`"][1:] == [
+        "`process`",
+        "",
+        "treatment of a partly filled D at the end of the stream<br>Values: process, drop",
+        "released code: drop",
+        "reference drop",
+    ]
+    assert rows["`expert_batch`"][1:3] == ["by data", "samples"] and "By data: all of D" in rows["`expert_batch`"][3]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)

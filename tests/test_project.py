@@ -30,7 +30,9 @@ def target_of(command: str) -> str:
 def test_workflow_runs_the_commands_of_ci_run_on_the_oldest_supported_python_and_a_newer_one():
     workflow = parsed(".github/workflows/ci.yml")
     assert {"push", "pull_request"} <= set(workflow[True])  # YAML 1.1 reads the key `on` as true
-    [job] = workflow["jobs"].values()
+    job = workflow["jobs"]["check"]
+    [docs] = [target_of(step["run"]) for step in workflow["jobs"]["docs"]["steps"] if "run" in step]
+    assert docs == "docs" and len(workflow["jobs"]) == 2
     steps = [target_of(step["run"]) for step in job["steps"] if "run" in step]
     local = [target_of(line) for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make")]
     assert steps == local == ["lint", "test"]
@@ -74,9 +76,12 @@ def test_help_lists_every_target_with_a_description():
     assert phony and set(phony.group(1).replace("\\", "").split()) == set(TARGETS)
 
 
-@pytest.mark.parametrize("name", sorted(PROJECT["optional-dependencies"]["dev"]))
+TOOLS = [*PROJECT["optional-dependencies"]["dev"], *PROJECT["optional-dependencies"]["docs"]]
+
+
+@pytest.mark.parametrize("name", sorted(TOOLS))
 def test_every_development_tool_has_an_exact_version(name):
-    bare = re.split(r"[<>=;]", name)[0].lower()
+    bare = re.split(r"[<>=;\[]", name)[0].lower()
     if bare == "triton":  # PyTorch's CUDA builds bring their own
         return
     pins = [line.lower() for line in (ROOT / "constraints.txt").read_text().splitlines()]

@@ -204,14 +204,14 @@ def filter_(
     columns: Annotated[
         str | None,
         typer.Option(
-            "--columns", help="Columns of features, such as 'f*,size'; for .npz the array's name. [default: all others]"
+            "--columns", help="Columns of features, such as 'f*,size'; for .npz the array's name. (default: all others)"
         ),
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(help="Column or array of given labels. [default: label or labels]")
+        str | None, typer.Option(help="Column or array of given labels. (default: label or labels)")
     ] = None,
     ids: Annotated[
-        str | None, typer.Option(help="Column or array of sample ids. [default: id or ids, if present]")
+        str | None, typer.Option(help="Column or array of sample ids. (default: id or ids, if present)")
     ] = None,
     graphs: Annotated[
         int, typer.Option(help="Random graphs per class; 0 uses the similarity graph itself.")
@@ -223,7 +223,7 @@ def filter_(
     keep_small: Annotated[
         bool, typer.Option("--keep-small", help="Give classes of fewer than 4 samples 0.5 instead of 0.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(help="Number of threads. [default: all cores, at most 8]")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of threads. (default: all cores, at most 8)")] = None,
 ) -> None:
     """Score the labels of samples by your own features: a clean probability per sample, high = clean.
 

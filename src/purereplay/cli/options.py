@@ -20,7 +20,7 @@ Dataset = Annotated[str, typer.Option(help="Dataset; `purereplay datasets` lists
 Noise = Annotated[
     str | None,
     typer.Option(
-        help="symmetric, asymmetric, superclass or none. [default: symmetric; none if the labels are noisy already]"
+        help="symmetric, asymmetric, superclass or none. (default: symmetric; none if the labels are noisy already)"
     ),
 ]
 NoiseRate = Annotated[float, typer.Option(help="Share of wrong labels in each affected class, 0 to 1.")]

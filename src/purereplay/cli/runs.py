@@ -146,7 +146,7 @@ def demo(
 @app.command()
 def plot(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file. [default: run.png in the folder]")] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file. (default: run.png in the folder)")] = None,
 ) -> None:
     """Draw a run: accuracy after each task, and wrong labels in the stream, after the filter and in P.
 

@@ -140,6 +140,12 @@ def field_of(cls: type[Settings], name: str) -> Field[Any]:
     return next(f for f in fields(cls) if f.name == name)
 
 
+def choices(cls: type[Settings], name: str) -> list[str]:
+    """Return the values that a setting can have, if it is one of a few words; otherwise an empty list."""
+    check_name(cls, name)
+    return [kind for kind in _kinds(get_type_hints(cls)[name]) if isinstance(kind, str)]
+
+
 def check_name(cls: type[Settings], name: str) -> None:
     """Raise UserError if the class has no such setting."""
     known = [f.name for f in fields(cls)]

@@ -16,7 +16,7 @@ from purereplay.evaluate.judge import Line
 from purereplay.evaluate.running import SweepOutcome
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.registry import Entry
-from purereplay.learners.settings import PRESETS
+from purereplay.learners.settings import PRESETS, choices, field_of
 from purereplay.report.pictures import draw_run
 from purereplay.report.terminal import duration, out, percent
 
@@ -116,27 +116,38 @@ def show_datasets(places: list[tuple[DatasetInfo, Path | None]], cache: Path) ->
 
 
 def show_settings(entry: Entry, preset: str | None) -> None:
-    """Print every setting of a learner: default, unit, meaning, source, and the presets that change it."""
-    presets = entry.settings.presets
-    changed = {name: values for name, values in presets.items() if preset in (None, name)}
-    table = Table("setting", "default" if preset is None else preset, "unit", "meaning", box=None, padding=(0, 2, 0, 0))
+    """Print every setting of a learner: default, unit, meaning, values, source, and the presets that change it."""
+    own = {**entry.settings.presets.get(preset or "", {}), **entry.fixed}
+    heads = ("setting", "default" if preset is None else preset, "unit", "meaning")
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for f in fields(entry.settings):
-        value = default_text(f)
-        if preset is not None and f.name in changed.get(preset, {}):
-            value = setting_text(changed[preset][f.name])
-        if f.name in entry.fixed:
-            value = setting_text(entry.fixed[f.name])
+        changed = f.name in own
+        value = setting_text(own[f.name]) if changed else default_text(f)
         meaning = Text(f.metadata["meaning"])
-        for text in (_by_data(f), _source(f), _in_presets(f.name, changed) if preset is None else ""):
-            meaning.append(text, style="dim")
-        bold = preset is not None and f.name in changed.get(preset, {})
-        table.add_row(f.name, Text(value, style="bold" if bold else ""), f.metadata["unit"], meaning)
+        for head, text in setting_notes(entry, f.name).items():
+            if preset is None or head != "presets":
+                meaning.append(f"\n{head}: {text}", style="dim")
+        table.add_row(f.name, Text(value, style="bold" if changed else ""), f.metadata["unit"], meaning)
     out.print(f"[bold]{entry.name}[/bold]: {entry.summary}")
     if preset is not None:
         out.print(f"preset {preset}: {PRESETS.get(preset, '')}")
     out.print(table)
-    out.print("'by data' depends on the dataset; change a setting with --set NAME=VALUE")
+    out.print("Change a setting with --set NAME=VALUE.")
+
+
+def setting_notes(entry: Entry, name: str) -> dict[str, str]:
+    """Return what there is to say about a setting besides its meaning: by data, values, source, presets."""
+    about = field_of(entry.settings, name).metadata
+    in_presets = {preset: values[name] for preset, values in entry.settings.presets.items() if name in values}
+    notes = {
+        "by data": about["by_data"],
+        "values": ", ".join(choices(entry.settings, name)),
+        "fixed": f"always {setting_text(entry.fixed[name])} with this learner" if name in entry.fixed else "",
+        "source": about["source"],
+        "presets": ", ".join(f"{preset} {setting_text(value)}" for preset, value in in_presets.items()),
+    }
+    return {head: text for head, text in notes.items() if text}
 
 
 def default_text(f: Any) -> str:
@@ -147,19 +158,6 @@ def default_text(f: Any) -> str:
 def setting_text(value: Any) -> str:
     """Return a value as it is written on the command line."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _by_data(f: Any) -> str:
-    return f" — by data: {f.metadata['by_data']}" if f.metadata["by_data"] else ""
-
-
-def _source(f: Any) -> str:
-    return f" [{f.metadata['source']}]" if f.metadata["source"] else ""
-
-
-def _in_presets(name: str, presets: Any) -> str:
-    found = [f"{preset} {setting_text(values[name])}" for preset, values in presets.items() if name in values]
-    return f" — presets: {', '.join(found)}" if found else ""
 
 
 def show_lines(lines: list[list[str]], *, markdown: bool) -> None:
