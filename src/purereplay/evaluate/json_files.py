@@ -44,10 +44,11 @@ def read_text_lines(path: Path) -> list[str]:
 def read_text(path: Path, most: int) -> str:
     """Return the text of a regular file of at most `most` bytes; OSError or ValueError if it is something else."""
     with io.BufferedReader(io.FileIO(path, opener=_open)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is not a regular file")
-        content = file.read(most + 1)
-    if len(content) > most:
+        content = b"" if found.st_size > most else file.read(most + 1)  # it may grow meanwhile
+    if max(found.st_size, len(content)) > most:
         raise ValueError(f"it is larger than {most >> 20} MiB")
     return content.decode("utf-8")
 
