@@ -171,15 +171,19 @@ def test_checkpoints_come_soon_at_first_and_then_seldom(tmp_path, monkeypatch, s
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):
     run = started(tmp_path / "run")
-    run.record({"event": "buffer", "buffer": 0})
+    unknown = dict.fromkeys(
+        ("noise", "n_passed", "passed_noise", "purity", "filtered_noise", "expert_loss", "base_loss")
+    )
+    line = {"event": "buffer", "buffer": 0, "n": 100, "n_purified": 0, **unknown}
+    run.record(line)
     run.save({"x": torch.tensor(1)}, {})
-    run.record({"event": "buffer", "buffer": 1})
+    run.record(line | {"buffer": 1})
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"event": "bu')  # a line cut in the middle by a kill
     again, _ = RunDirectory.open(tmp_path / "run")
     again.restore()
     assert [line["buffer"] for line in again.lines] == [0]
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"event": "buffer", "buffer": 0}\n'
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == json.dumps(line) + "\n"
 
 
 def test_damaged_run_folders_are_one_sentence(undisturbed, tmp_path):

@@ -155,10 +155,11 @@ def plot(
         purereplay plot runs/a --out a.png
     """
     from purereplay.report.pictures import draw_run
+    from purereplay.report.plain import printable
 
     path = out or run / "run.png"
     draw_run(run, path)
-    typer.echo(f"drawn in {path}")
+    typer.echo(f"drawn in {printable(path)}")
 
 
 @app.command()

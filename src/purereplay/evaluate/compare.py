@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from purereplay.errors import UserError
-from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.results import RunDirectory, file_exists
 from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.settings import takes_budget
 
@@ -50,7 +50,7 @@ def collect(paths: list[Path], measure: str) -> Cells:
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     n_finished = 0
     for path in paths:
-        if not (path / "result.json").exists():
+        if not file_exists(path / "result.json"):
             continue
         directory, settings = RunDirectory.open(path)
         value = (directory.result() or {}).get(measure)

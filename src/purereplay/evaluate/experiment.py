@@ -6,10 +6,10 @@ the same moves as one that was not. A checkpoint may be written after any move.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -24,11 +24,12 @@ from purereplay.data.streams import Stream
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.judge import Judge, Line, summary
-from purereplay.evaluate.preparation import load, make_data_spec, make_learner, make_stream
+from purereplay.evaluate.kinds import COUNT, FLAG, NUMBER, OBJECT, TEXT, Kind, check_values, object_of, or_null
+from purereplay.evaluate.preparation import FEATURES, data_digests, load, make_data_spec, make_learner, make_stream
 from purereplay.evaluate.results import RunDirectory
-from purereplay.evaluate.settings import RunSettings, changed_options
+from purereplay.evaluate.settings import RunSettings, changed_options, decisive_settings
 from purereplay.learners import registry
-from purereplay.learners.base import DataSpec, Learner, Report, Workload
+from purereplay.learners.base import Learner, Report, Workload
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks
 from purereplay.nets.lockstep import Account
@@ -36,6 +37,15 @@ from purereplay.nets.lockstep import Account
 _FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: a run that is often killed still advances
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them
 _CHECKPOINT_SHARE = 50  # checkpoints may take 1 / 50 of the run's own time
+_FACTS: dict[str, Kind] = {  # in every checkpoint; "data" and "settings" are new
+    "position": COUNT,
+    "finished": FLAG,
+    "n_ended": COUNT,
+    "seconds": object_of(NUMBER),
+    "steps": object_of(COUNT),
+    "stream": TEXT,
+    "features": or_null(TEXT),
+}
 
 
 @dataclass(kw_only=True)
@@ -49,7 +59,7 @@ class Experiment:
     learner: Learner[Report]
     engine: Engine
     workload: Workload
-    features_digest: str | None  # of the user's own features, if there are any
+    data_digests: dict[str, str | None]  # of all data that enter the numbers; None: there are none of this kind
     position: int = 0  # samples of the stream taken so far
     finished: bool = False  # whether the end of the stream was passed to the learner
     n_ended: int = 0  # task ends passed to the learner, if it wants them
@@ -122,7 +132,9 @@ class Experiment:
             "seconds": self.account.seconds,
             "steps": self.account.steps,
             "stream": self.stream.fingerprint(),
-            "features": self.features_digest,
+            "features": self.data_digests[FEATURES],
+            "data": self.data_digests,
+            "settings": decisive_settings(self.settings),
         }
         self.run.save(self.learner.state(), facts)
         self._saved_at = time.perf_counter()
@@ -130,17 +142,45 @@ class Experiment:
         self._booked_at_save = sum(self.account.seconds.values())
 
     def _restore(self) -> None:
-        found = self.run.restore()
-        if found is None:
+        restored: dict[str, Any] = {}
+
+        def check(facts: dict[str, Any]) -> None:
+            self._check_facts(facts)
+            restored.update(facts)
+
+        tensors = self.run.restore(check)
+        if tensors is None:
             return
-        tensors, facts = found
-        if facts["stream"] != self.stream.fingerprint():
-            raise UserError(f"The stream differs from the one that {self.run.path} began with: check the data files.")
-        if facts["features"] != self.features_digest:
-            raise UserError(f"{self.settings.features_file} changed since {self.run.path} began.")
         self.learner.load(tensors)
-        self.position, self.finished, self.n_ended = facts["position"], facts["finished"], facts["n_ended"]
-        self.account.seconds, self.account.steps = facts["seconds"], facts["steps"]
+        self.position, self.finished, self.n_ended = (restored[key] for key in ("position", "finished", "n_ended"))
+        self.account.seconds, self.account.steps = restored["seconds"], restored["steps"]
+
+    def _check_facts(self, facts: dict[str, Any]) -> None:
+        """Raise UserError if a checkpoint was made with other data or settings.
+
+        Earlier versions recorded the stream's labels and the user's features only.
+        """
+        path = self.run.path
+        try:
+            check_values(facts, _FACTS | {"data": OBJECT, "settings": OBJECT}, _FACTS)
+            if facts["position"] > len(self.stream) or facts["n_ended"] > len(self.stream.tasks):
+                raise UserError("it is beyond the end of the stream.")
+        except UserError as error:
+            raise UserError(f"The checkpoint in {path} cannot be used: {error}") from None
+        for name, digest in facts.get("data", {}).items():
+            if name in self.data_digests and self.data_digests[name] != digest:
+                what = self.settings.features_file if name == FEATURES else f"The {name} of {self.settings.dataset}"
+                raise UserError(f"{what} changed since {path} began: restore them, or start another run.")
+        if facts["features"] != self.data_digests[FEATURES]:
+            raise UserError(f"{self.settings.features_file} changed since {path} began.")
+        if facts["stream"] != self.stream.fingerprint():
+            raise UserError(f"The stream differs from the one that {path} began with: check the data files.")
+        own = decisive_settings(self.settings)
+        for name, value in facts.get("settings", {}).items():
+            if name in own and own[name] != value:
+                raise UserError(
+                    f"{path / 'settings.json'} changed since the run began: {name} was {value}, and is {own[name]}."
+                )
 
     def _result(self) -> Line:
         s, seconds = self.settings, self.account.seconds
@@ -171,10 +211,12 @@ def prepare(
     resume: bool = False,
     engine: Engine | None = None,
     dataset: Dataset | None = None,
+    locks: ExitStack | None = None,
 ) -> Experiment:
     """Load the data, build the learner and open the run directory; nothing is trained yet.
 
-    Runs that are driven together share an engine, and may share a dataset that is already loaded.
+    Runs that are driven together share an engine, and may share a dataset that is already loaded. With `locks` the
+    folder is locked before anything is written, until `locks` is closed.
     """
     dataset = dataset or load(settings)
     given, stream = make_stream(settings, dataset)
@@ -196,19 +238,15 @@ def prepare(
         learner=make_learner(settings, data, engine),
         engine=engine,
         workload=count_steps(settings, stream.task_ends),
-        features_digest=_features_digest(data),
+        data_digests=data_digests(dataset, data.features),
     )
+    if locks is not None:
+        locks.enter_context(experiment.run.locked())
     if resume:
         experiment._restore()
     else:
         experiment.run.create(settings)
     return experiment
-
-
-def _features_digest(data: DataSpec) -> str | None:
-    if data.features is None:
-        return None
-    return hashlib.blake2b(data.features.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _named_options(settings: RunSettings) -> Line:

@@ -5,7 +5,10 @@ True labels go from here to the judge only, except for the clean samples that de
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,6 +27,9 @@ from purereplay.learners import registry
 from purereplay.learners.base import DataSpec, Learner, Report
 from purereplay.learners.robust.settings import RobustSettings
 from purereplay.nets.engine import Engine
+
+FEATURES = "features"  # the user's own, among the digests of a run's data
+_digests: WeakKeyDictionary[Dataset, dict[str, str | None]] = WeakKeyDictionary()  # runs may share a dataset
 
 
 def load(settings: RunSettings, progress: Progress | None = None) -> Dataset:
@@ -52,6 +58,33 @@ def make_data_spec(settings: RunSettings, dataset: Dataset) -> DataSpec:
         features=_own_features(settings, dataset),
         clean=_clean_samples(settings, dataset),
     )
+
+
+def data_digests(dataset: Dataset, features: torch.Tensor | None) -> dict[str, str | None]:
+    """Return a digest of each part of the data that enters a run's numbers; None if the data have no such part."""
+    if dataset not in _digests:
+        _digests[dataset] = {
+            "training images": _digest(dataset.images),
+            "true labels": _digest(dataset.true_labels),
+            "given labels": _digest(dataset.given_labels),
+            "test images": _digest(dataset.test_images),
+            "test labels": _digest(dataset.test_labels),
+        }
+    return _digests[dataset] | {FEATURES: None if features is None else _former_digest(features)}
+
+
+def _digest(values: NDArray[Any] | None) -> str | None:
+    """Return a digest of an array's kind, shape and contents."""
+    if values is None:
+        return None
+    digest = hashlib.blake2b(f"{values.dtype.str} {values.shape}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
+
+
+def _former_digest(features: torch.Tensor) -> str:
+    """Return the digest that checkpoints of version 0.1.0 have as well."""
+    return hashlib.blake2b(features.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def make_learner(settings: RunSettings, data: DataSpec, engine: Engine) -> Learner[Report]:

@@ -6,9 +6,12 @@ the lines after them and continues.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,14 @@ from torch import Tensor
 from purereplay.data.files import disk_errors, held, write_whole
 from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
+from purereplay.evaluate.json_files import Line, parse_object, read_json, read_text_lines, write_json
+from purereplay.evaluate.kinds import COUNT, check_values
+from purereplay.evaluate.measured import RESULT, check_lines
 from purereplay.evaluate.settings import RunSettings, read_settings, to_json
 
-Line = dict[str, Any]
-OWN_FILES = ("settings.json", "metrics.jsonl", "result.json", "run.png")
+OWN_FILES = ("run.png", "result.json", "metrics.jsonl", "settings.json")  # in the order in which they are removed
+_PART = re.compile(r"(?:settings\.json|metrics\.jsonl|result\.json|run\.png)(?:\.[0-9a-f]{16})?\.part")
+_CHECKPOINT_PART = re.compile(r"checkpoint-[0-9]{8}\.safetensors(?:\.[0-9a-f]{16})?\.part")
 
 
 class RunDirectory:
@@ -31,7 +38,7 @@ class RunDirectory:
         self.lines: list[Line] = []  # of metrics.jsonl
 
     def create(self, settings: RunSettings) -> None:
-        """Start a run in a new or empty folder."""
+        """Start a run in a folder without a trace of another; the caller holds the lock."""
         self.check_free(self.path)
         with disk_errors(self.path):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
@@ -39,21 +46,40 @@ class RunDirectory:
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Raise UserError if the folder already holds a run."""
+        """Raise UserError if the folder holds a run or anything that a run left behind."""
         with disk_errors(path):
-            taken = (path / "settings.json").exists()
-        if taken:
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{path} is a file, not a folder.")
+            traces = RunDirectory(path)._traces()
+        if path / "settings.json" in traces:
             raise UserError(
                 f"{path} already holds a run: continue it with `purereplay resume {path}`, or choose another --out."
             )
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file, not a folder.")
+        if traces:
+            raise UserError(
+                f"{path} holds {traces[0].relative_to(path)} of an earlier run: remove it, or choose another --out."
+            )
+
+    def _traces(self) -> list[Path]:
+        """Return every file that belongs to a run."""
+        found = [self.path / name for name in OWN_FILES]
+        return [path for path in found if path.exists() or path.is_symlink()] + sorted(self._checkpoints.glob("*"))
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunSettings]:
         """Open an existing run."""
-        values = read_json(path / "settings.json", f"{path} holds no run: settings.json is missing.")
-        return cls(path), read_settings(values)
+        file = path / "settings.json"
+        values = read_json(file, f"{path} holds no run: settings.json is missing.")
+        try:
+            return cls(path), read_settings(values)
+        except UserError as error:
+            raise UserError(f"{file} cannot be used: {error}") from None
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        with disk_errors(self.path):
+            return (self.path / "settings.json").exists()
 
     @property
     def _checkpoints(self) -> Path:
@@ -74,62 +100,102 @@ class RunDirectory:
         if self.lines:
             with disk_errors(self._metrics), self._metrics.open("rb+") as file:
                 os.fsync(file.fileno())
-        write_checkpoint(self._checkpoints, tensors, facts | {"n_lines": len(self.lines)})
+        included = {"n_lines": len(self.lines), "lines": _digest(self.lines)}
+        write_checkpoint(self._checkpoints, tensors, facts | included)
 
-    def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the last good checkpoint and cut metrics.jsonl back to it; None: start from the beginning."""
+    def restore(self, check: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Tensor] | None:
+        """Return the tensors of the last good checkpoint and cut metrics.jsonl back to it; None: start anew.
+
+        `check` is called with the checkpoint's facts before any file changes, and may raise UserError.
+        """
         with disk_errors(self._checkpoints):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
         found = read_checkpoint(self._checkpoints)
-        n_lines = found[1]["n_lines"] if found else 0
-        self.lines = self.read_lines(n_lines)
+        facts: dict[str, Any] = {"n_lines": 0} if found is None else found[1]
+        try:
+            check_values(facts, {"n_lines": COUNT}, ["n_lines"])
+        except UserError as error:
+            raise UserError(f"The checkpoint in {self._checkpoints} cannot be used: {error}") from None
+        if found is not None and check is not None:
+            check(facts)
+        self.lines = self.read_lines(facts["n_lines"])
+        if facts.get("lines", _digest(self.lines)) != _digest(self.lines):  # version 0.1.0 wrote no digest
+            raise UserError(f"{self._metrics} is damaged: its lines are not those that the checkpoint includes.")
+        self._remove_parts()
         write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
-        return found
+        return None if found is None else found[0]
 
     def read_lines(self, n: int | None = None) -> list[Line]:
         """Return the first n lines of metrics.jsonl, or all."""
         try:
-            text = self._metrics.read_text(encoding="utf-8").splitlines() if self._metrics.exists() else []
-            lines = [json.loads(line) for line in text[:n]]
-        except (ValueError, OSError):
-            raise UserError(f"{self._metrics} is damaged: a line is not JSON.") from None
+            lines = [parse_object(line) for line in read_text_lines(self._metrics)[:n]]
+        except FileNotFoundError:
+            lines = []
+        except OSError as error:
+            raise UserError(f"{self._metrics} cannot be read: {error.strerror or error}.") from None
+        except ValueError as error:
+            raise UserError(f"{self._metrics} is damaged: {error}.") from None
         if len(lines) < (n or 0):
             raise UserError(f"{self._metrics} has {len(lines)} lines, but the checkpoint includes {n}.")
+        try:
+            check_lines(lines)
+        except UserError as error:
+            raise UserError(f"{self._metrics} is damaged: {error}") from None
         return lines
 
     def finish(self, result: Line) -> None:
         """Write result.json; the checkpoints stay, so that the final learner can be loaded."""
         write_json(self.path / "result.json", result)
 
-    def result(self) -> Line | None:
-        """Return result.json, or None if the run is not finished."""
+    def result(self, needed: Collection[str] = ()) -> Line | None:
+        """Return result.json, or None if the run is not finished; UserError if a needed value is missing."""
         path = self.path / "result.json"
-        return read_json(path, "") if path.exists() else None
+        if not file_exists(path):
+            return None
+        values = read_json(path, f"{path} is a link to a missing file.")
+        check_result(values, path, needed)
+        return values
 
     def remove(self) -> None:
-        """Delete the run's own files; other files in the folder stay."""
+        """Delete the run's own files, its settings last; other files in the folder stay."""
         with disk_errors(self.path):
+            self._remove_parts()
             for path in [*self._checkpoints.glob("checkpoint-*"), *(self.path / name for name in OWN_FILES)]:
                 path.unlink(missing_ok=True)
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder against other processes."""
-        return held(self.path / ".lock", f"Another process is working on {self.path}.")
+    def _remove_parts(self) -> None:
+        """Delete files that a killed process of this run left half written; the caller holds the lock."""
+        for folder, pattern in ((self.path, _PART), (self._checkpoints, _CHECKPOINT_PART)):
+            with disk_errors(folder):
+                for path in folder.glob("*.part"):
+                    if pattern.fullmatch(path.name):
+                        path.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder, which is made if need be, against other processes."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        busy = f"Another process is working on {self.path}: wait until it ends, or choose another --out."
+        with held(self.path / ".lock", busy):
+            yield
 
 
-def write_json(path: Path, values: Line) -> None:
-    """Write a JSON file atomically."""
-    write_whole(path, (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
-
-
-def read_json(path: Path, missing: str) -> Line:
-    """Read a JSON object; `missing` is the error message if there is no such file."""
+def check_result(values: Line, source: Path, needed: Collection[str] = ()) -> None:
+    """Raise UserError, with the file's name, if a result lacks a needed value or has one of the wrong kind."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(missing) from None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} does not hold a JSON object.")
-    return values
+        check_values(values, RESULT, needed)
+    except UserError as error:
+        raise UserError(f"{source} holds no result of a run: {error}") from None
+
+
+def file_exists(path: Path) -> bool:
+    """Return whether there is a file or a link; a name that the file system cannot hold is none."""
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError:
+        return False
+
+
+def _digest(lines: list[Line]) -> str:
+    return hashlib.blake2b(json.dumps(lines).encode(), digest_size=16).hexdigest()

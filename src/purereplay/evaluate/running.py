@@ -15,9 +15,10 @@ import torch
 from purereplay.data.datasets import Dataset
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.experiment import Experiment, prepare
+from purereplay.evaluate.json_files import read_json
 from purereplay.evaluate.judge import Line
 from purereplay.evaluate.preparation import load
-from purereplay.evaluate.results import RunDirectory, read_json
+from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.nets.engine import Engine, TrainingProgress
 from purereplay.nets.lockstep import drive_together
@@ -53,7 +54,7 @@ def run(settings: RunSettings, path: Path, observer: Observer | None = None, *, 
     """Run or resume one experiment and return its result."""
     if not resume:
         RunDirectory.check_free(path)
-    [result] = run_together({path: settings}, observer or Observer())
+    [result] = run_together({path: settings}, observer or Observer(), resumed=resume)
     return result
 
 
@@ -72,32 +73,34 @@ def sweep(runs: Mapping[Path, RunSettings], observer: Observer | None = None) ->
 
 
 def unfinished_runs(runs: Mapping[Path, RunSettings]) -> dict[Path, RunSettings]:
-    """Return the runs without a result; UserError if a folder holds a run with other settings."""
+    """Return the runs without a result; UserError if a folder holds another run, or anything that one left."""
     for path, wanted in runs.items():
-        if (path / "settings.json").exists() and RunDirectory.open(path)[1] != wanted:
+        if not RunDirectory(path).exists:
+            RunDirectory.check_free(path)
+        elif RunDirectory.open(path)[1] != wanted:
             raise UserError(f"{path} holds a run with other settings: choose another --out.")
     return {path: settings for path, settings in runs.items() if RunDirectory(path).result() is None}
 
 
-def run_together(runs: Mapping[Path, RunSettings], observer: Observer) -> list[Line]:
-    """Start or resume runs on one device and train them together; returns their results."""
+def run_together(runs: Mapping[Path, RunSettings], observer: Observer, *, resumed: bool | None = None) -> list[Line]:
+    """Start or resume runs on one device and train them together; returns their results.
+
+    `resumed` says whether all folders hold a run or all are free; None: each may be either.
+    """
     first = next(iter(runs.values()))
     engine = Engine(torch.device(first.device), precision=first.precision, watch=observer.training)
     datasets: dict[tuple[str, bool], Dataset] = {}
     experiments: list[Experiment] = []
     with ExitStack() as locks:
         for path, settings in runs.items():
-            resume = (path / "settings.json").exists()
+            resume = RunDirectory(path).exists if resumed is None else resumed
             observer.started(path, settings, resumed=resume)
-            if resume:
-                locks.enter_context(RunDirectory(path).locked())
             key = settings.dataset, settings.validation
             if key not in datasets:
                 datasets[key] = load(settings, observer.loading)
-            experiment = prepare(settings, path, resume=resume, engine=engine, dataset=datasets[key])
-            if not resume:
-                locks.enter_context(experiment.run.locked())
-            experiments.append(experiment)
+            experiments.append(
+                prepare(settings, path, resume=resume, engine=engine, dataset=datasets[key], locks=locks)
+            )
         observer.prepared(experiments)
         works = [e.running(lambda line, e=e: observer.measured(e, line)) for e in experiments]  # type: ignore[misc]
         try:
@@ -111,7 +114,7 @@ def run_together(runs: Mapping[Path, RunSettings], observer: Observer) -> list[L
 def clear_demo(paths: list[Path]) -> None:
     """Remove the files of an earlier demo; UserError if a folder holds another run."""
     for path in paths:
-        if not (path / "settings.json").exists():
+        if not RunDirectory(path).exists:
             continue
         earlier = read_json(path / "settings.json", "")  # may be of another version, so it is not parsed
         if (earlier.get("dataset"), earlier.get("preset")) != ("digits", "demo"):

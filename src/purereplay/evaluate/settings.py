@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
-from purereplay.data.catalogue import info_for
+import numpy as np
+
+from purereplay.data.catalogue import DatasetInfo, info_for
+from purereplay.data.episodes import tasks_for
+from purereplay.data.noise import corrupt
 from purereplay.errors import UserError
+from purereplay.evaluate.kinds import (
+    FLAG,
+    OBJECT,
+    POSITIVE,
+    POSITIVE_COUNT,
+    SHARE,
+    TEXT,
+    WHOLE,
+    Kind,
+    check_values,
+    one_of,
+    or_null,
+)
 from purereplay.learners import registry
 from purereplay.learners.renamed import upgrade, upgrade_preset
-from purereplay.learners.settings import DataFacts, Settings, from_json, parse
+from purereplay.learners.settings import DataFacts, Settings, from_json, parse, preset_values
 from purereplay.learners.settings import resolve as resolve_options
 from purereplay.nets.device import Precision, pick_device, pick_precision
 
 FORMAT = 5  # of the run directory
+_KINDS: dict[str, Kind] = {  # of the values in settings.json
+    "dataset": TEXT,
+    "noise": TEXT,
+    "noise_rate": SHARE,
+    "episode": TEXT,
+    "learner": TEXT,
+    "preset": TEXT,
+    "budget": POSITIVE,
+    "seed": WHOLE,
+    "device": one_of("cpu", "cuda"),
+    "precision": one_of(*get_args(Precision)),
+    "validation": FLAG,
+    "features_file": or_null(TEXT),
+    "lookahead": POSITIVE_COUNT,
+    "options": OBJECT,
+}
 _ASSUMED_NOISE = 0.2  # noise rate for methods that need one, on datasets whose labels are noisy by themselves
 
 
@@ -57,6 +90,8 @@ def resolve(
     info, entry = info_for(dataset), registry.entry(learner)
     if noise is None:
         noise = "none" if info.noisy else "symmetric"
+    noise_rate = 0.0 if noise == "none" else noise_rate
+    _check_stream(info, noise, noise_rate, episode)
     chosen = _chosen_options(entry, overrides or {}, features_file)
     facts = DataFacts(
         image_shape=info.shape,
@@ -67,7 +102,7 @@ def resolve(
     return RunSettings(
         dataset=dataset,
         noise=noise,
-        noise_rate=0.0 if noise == "none" else noise_rate,
+        noise_rate=noise_rate,
         episode=episode,
         learner=learner,
         preset=preset_name,
@@ -80,6 +115,22 @@ def resolve(
         lookahead=64 if used_device == "cuda" else 8,
         options=resolve_options(entry.settings, chosen, facts, preset=preset_name, budget=budget),
     )
+
+
+def _check_stream(info: DatasetInfo, noise: str, noise_rate: float, episode: str) -> None:
+    """Raise UserError for a noise, a rate or an episode that the dataset does not have; reads no data."""
+    if info.noisy and noise != "none":
+        raise UserError(f"The labels of {info.name} are already noisy: use the noise 'none', not {noise!r}.")
+    corrupt(
+        noise,
+        np.empty(0, np.int64),
+        noise_rate,
+        np.random.default_rng(0),
+        n_classes=info.n_classes,
+        mapping=info.asymmetric,
+        superclass=info.superclass,
+    )
+    tasks_for(info.name, noise, episode)
 
 
 def _chosen_options(entry: registry.Entry, overrides: dict[str, str], features_file: str | None) -> dict[str, Any]:
@@ -114,7 +165,7 @@ def changed_options(settings: RunSettings) -> dict[str, Any]:
         learner=settings.learner,
         preset_name=settings.preset,
         budget=settings.budget,
-        device=settings.device,
+        device="cpu",  # options do not depend on it, and the run's own may not be available here
     ).options
     return {name: own for name, own in asdict(settings.options).items() if own != getattr(usual, name)}
 
@@ -131,13 +182,25 @@ def on_device(settings: RunSettings, device: str) -> RunSettings:
     return replace(settings, device=chosen, precision=precision)
 
 
+def decisive_settings(settings: RunSettings) -> dict[str, Any]:
+    """Return the settings that decide a run's numbers up to rounding, by name, the learner's options included.
+
+    A resumed run may have another device, another lookahead or another place of its features.
+    """
+    names = ("dataset", "noise", "noise_rate", "episode", "learner", "seed", "validation")
+    return {name: getattr(settings, name) for name in names} | asdict(settings.options)
+
+
 def to_json(settings: RunSettings) -> dict[str, Any]:
     """Return the content of settings.json."""
     return {"format": FORMAT, **asdict(settings)}
 
 
 def read_settings(values: dict[str, Any]) -> RunSettings:
-    """Return the settings of a saved run."""
+    """Return the settings of a saved run, checked like those of the command line.
+
+    The device may be one that is not available here.
+    """
     if values.get("format") in (3, 4):
         values = _upgrade_run(values)
     if values.get("format") != FORMAT:
@@ -145,13 +208,36 @@ def read_settings(values: dict[str, Any]) -> RunSettings:
     names = {f.name for f in fields(RunSettings)}
     if set(values) != names | {"format"}:
         raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ (names | {'format'})))}.")
-    kept = {name: values[name] for name in names - {"options"}}
-    options = from_json(registry.entry(values["learner"]).settings, values["options"])
-    return RunSettings(**kept, options=options)
+    check_values(values, _KINDS)
+    info, entry = info_for(values["dataset"]), registry.entry(values["learner"])
+    _check_stream(info, values["noise"], values["noise_rate"], values["episode"])
+    preset_values(entry.settings, values["preset"])
+    pick_precision(values["precision"], values["device"])
+    options = from_json(entry.settings, values["options"])
+    options.check()
+    settings = RunSettings(**{name: values[name] for name in names - {"options"}}, options=options)
+    _check_options(settings, entry)
+    return settings
+
+
+def _check_options(settings: RunSettings, entry: registry.Entry) -> None:
+    """Raise UserError for options that the command line does not combine with the learner and the other settings."""
+    options = settings.options
+    for name, value in entry.fixed.items():
+        if getattr(options, name) != value:
+            raise UserError(f"The learner {entry.name} has {name}={value}, not {getattr(options, name)}.")
+    if getattr(options, "robust", "none") != "none" and not entry.takes_robust_loss:
+        raise UserError(f"The learner {entry.name} takes no loss against wrong labels.")
+    if (getattr(options, "features", None) == "file") != (settings.features_file is not None):
+        raise UserError("The setting features=file and a features_file need each other.")
+    if settings.noise == "none" and settings.noise_rate != 0:
+        raise UserError(f"The noise rate must be 0 without noise, not {settings.noise_rate}.")
 
 
 def _upgrade_run(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings.json of an earlier version in the present format; format 3 had no validation."""
+    old = ("learner", "preset", "options")
+    check_values(values, {name: _KINDS[name] for name in old}, old)
     values = {"validation": False, **values, "format": FORMAT}
     values["features_file"] = values.pop("features", None)
     values["preset"] = upgrade_preset(values["preset"])

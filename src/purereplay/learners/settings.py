@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_ty
 from purereplay.errors import UserError
 
 NetworkName = Literal["mlp", "resnet18"]
+_LARGEST = 10**15  # of whole numbers; more than any memory holds and any machine computes
 PRESETS: dict[str, str] = {  # name: description. A learner lists what a preset changes in its registry entry
     "default": "the settings that measure best so far, at the paper's epochs",
     "paper": "the text of the paper",
@@ -174,6 +175,8 @@ def _check_value(f: Field[Any], value: Any, kinds: list[Any]) -> None:
             raise UserError(f"The setting {f.name} must be true or false, not {value!r}.")
         return
     number = (int, float) if float in kinds else int
+    if isinstance(value, int) and abs(value) > _LARGEST:  # larger ones overflow in PyTorch
+        raise UserError(f"The setting {f.name} must be at most {_LARGEST:g}.")
     if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
         wanted = "a number" if float in kinds else "a whole number"
         raise UserError(f"The setting {f.name} must be {wanted}, not {value!r}.")

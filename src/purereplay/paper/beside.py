@@ -5,14 +5,14 @@ Runs are folders or files of results: one result per file (.json), or one per li
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from purereplay.errors import UserError
 from purereplay.evaluate.compare import Cell
-from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.json_files import MAX_OBJECT, parse_object, read_text, read_text_lines
+from purereplay.evaluate.results import RunDirectory, check_result, file_exists
 from purereplay.learners import registry
 from purereplay.learners.renamed import upgrade_names, upgrade_preset
 from purereplay.learners.robust.settings import ROBUST_TITLES
@@ -20,6 +20,7 @@ from purereplay.learners.settings import takes_budget
 from purereplay.paper.numbers import Column, PaperTable, paper_table
 
 CLOSE = 3.0  # points within which a cell counts as reproduced
+_NEEDED = ("learner", "noise", "noise_rate", "seed")  # in every result; older ones lack some of the others
 _EPISODES = {"episode_b": "B", "episode_c": "C"}
 
 Result = dict[str, Any]
@@ -101,8 +102,9 @@ def method_of(result: Result, table: PaperTable) -> str | None:
         return rows.get(filtering)
     if learner in ("spr", "self-centered-filter") and (filtering, graphs) != ("self-centered", 5):
         return None
-    if result.get("robust", "none") != "none":
-        name += f" + {ROBUST_TITLES[result['robust']]}"
+    robust = result.get("robust", "none")
+    if robust != "none":
+        name += f" + {ROBUST_TITLES.get(robust, robust)}"
     if learner == "multitask" and result["noise"] == "none":
         name += " (clean)"
     return name if name in table.methods else None
@@ -112,18 +114,28 @@ def read_results(paths: list[Path]) -> list[Result]:
     """Return the results in run folders and files, with present names of settings; unfinished runs are skipped."""
     results: list[Result] = []
     for path in paths:
-        if path.is_dir():
-            result = RunDirectory(path).result()
+        if file_exists(path) and path.is_dir():
+            result = RunDirectory(path).result(_NEEDED)
             results += [] if result is None else [result]
             continue
-        try:
-            lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-            results += [json.loads(line) for line in lines]
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} holds no results: {error}.") from None
+        for result in _read_file(path):
+            check_result(result, path, _NEEDED)
+            results.append(result)
     if not results:
         raise UserError("None of these holds a finished run.")
     return [_upgraded(result) for result in results]
+
+
+def _read_file(path: Path) -> list[Result]:
+    """Return the JSON objects in a file."""
+    try:
+        if path.suffix == ".jsonl":
+            return [parse_object(line) for line in read_text_lines(path)]
+        return [parse_object(read_text(path, MAX_OBJECT))]
+    except OSError as error:
+        raise UserError(f"{path} holds no results: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise UserError(f"{path} holds no results: {error}.") from None
 
 
 def _upgraded(result: Result) -> Result:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from purereplay.evaluate.compare import MEASURES, Cell, Cells
 from purereplay.report.pictures import draw_bars
+from purereplay.report.plain import escaped
 from purereplay.report.terminal import out
 
 
@@ -17,14 +18,14 @@ def show_comparison(cells: Cells, measure: str, picture: Path | None) -> None:
     learners, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     best = min if measure == "forgetting" else max
     best_means = {column: best(cell.mean for (_, c), cell in cells.items() if c == column) for column in columns}
-    table = Table("", *columns, box=None, padding=(0, 2, 0, 0))
+    table = Table("", *map(escaped, columns), box=None, padding=(0, 2, 0, 0))
     for shown in table.columns[1:]:
         shown.justify = "right"
     for name in learners:
         row = [cells.get((name, column)) for column in columns]
         texts = ["–" if cell is None else cell.text() for cell in row]
         is_best = [cell is not None and cell.mean == best_means[c] for c, cell in zip(columns, row, strict=True)]
-        table.add_row(name, *(f"[bold]{t}[/bold]" if b else t for t, b in zip(texts, is_best, strict=True)))
+        table.add_row(escaped(name), *(f"[bold]{t}[/bold]" if b else t for t, b in zip(texts, is_best, strict=True)))
     n_seeds = sorted({len(cell.values) for cell in cells.values()})
     seeds = " to ".join(str(n) for n in dict.fromkeys((n_seeds[0], n_seeds[-1])))
     over = f"mean ± standard deviation over {seeds} seeds" if n_seeds[-1] > 1 else "one seed"
@@ -33,7 +34,7 @@ def show_comparison(cells: Cells, measure: str, picture: Path | None) -> None:
     if picture is not None:
         bars = {name: [_bar(cells.get((name, column))) for column in columns] for name in learners}
         draw_bars(columns, bars, f"{MEASURES[measure]}, %", picture)
-        out.print(f"drawn in {picture}")
+        out.print(f"drawn in {escaped(picture)}")
 
 
 def _bar(cell: Cell | None) -> tuple[float, float] | None:

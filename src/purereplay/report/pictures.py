@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from purereplay.data.files import disk_errors
+from purereplay.data.files import disk_errors, write_whole
 from purereplay.errors import UserError
 from purereplay.evaluate.results import RunDirectory
 
@@ -49,13 +50,15 @@ def draw_bars(groups: list[str], bars: dict[str, list[tuple[float, float] | None
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture; the ending of the path decides its format."""
+    """Write a picture, complete or not at all; the ending of the path decides its format."""
+    drawn = BytesIO()
+    try:
+        figure.savefig(drawn, dpi=130, format=path.suffix[1:] or "png")
+    except ValueError:
+        raise UserError(f"{path.name} is no picture file: use the ending .png, .svg or .pdf.") from None
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            figure.savefig(path, dpi=130)
-        except ValueError:
-            raise UserError(f"{path.name} is no picture file: use the ending .png, .svg or .pdf.") from None
+    write_whole(path, drawn.getvalue())
 
 
 def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:

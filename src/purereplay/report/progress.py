@@ -16,6 +16,7 @@ from purereplay.evaluate.judge import Line
 from purereplay.evaluate.running import Observer
 from purereplay.evaluate.settings import RunSettings
 from purereplay.nets.engine import TrainingProgress
+from purereplay.report.plain import escaped
 from purereplay.report.terminal import (
     duration,
     interruptible,
@@ -74,7 +75,7 @@ class RunBars(Observer):
         else:
             self.last["accuracy"][name] = line["accuracy"]
             purity = self.last["purity"].get(name)
-            prefix = f"{name}: " if len(self.experiments) > 1 else ""
+            prefix = f"{escaped(name)}: " if len(self.experiments) > 1 else ""
             text = f"{prefix}task {line['task'] + 1} (classes {', '.join(map(str, line['classes']))}): "
             text += f"accuracy {percent(line['accuracy'])}"
             self.bars.print(text + ("" if purity is None else f", purity of {self.memory[name]} {percent(purity)}"))

@@ -13,12 +13,27 @@ from purereplay.data.catalogue import DatasetInfo
 from purereplay.errors import UserError
 from purereplay.evaluate.estimate import Estimate
 from purereplay.evaluate.judge import Line
+from purereplay.evaluate.results import check_result
 from purereplay.evaluate.running import SweepOutcome
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.registry import Entry
 from purereplay.learners.settings import PRESETS, choices, field_of
 from purereplay.report.pictures import draw_run
+from purereplay.report.plain import escaped
 from purereplay.report.terminal import duration, out, percent
+
+_SHOWN = (  # values of a result that are printed
+    "accuracy",
+    "accuracy_after_task",
+    "forgetting",
+    "stream_noise",
+    "n_passed",
+    "passed_noise",
+    "purity",
+    "filtered_noise",
+    "seconds",
+    "budget",
+)
 
 
 def announce(settings: RunSettings, path: Path, *, resumed: bool) -> None:
@@ -28,19 +43,13 @@ def announce(settings: RunSettings, path: Path, *, resumed: bool) -> None:
     verb = "continuing" if resumed else "learning"
     out.print(
         f"{verb} {settings.dataset} with {noise}: {settings.learner}, preset {settings.preset}{budget}, "
-        f"seed {settings.seed}, {settings.device}, in {path}"
+        f"seed {settings.seed}, {settings.device}, in {escaped(path)}"
     )
 
 
 def show_result(path: Path, result: Line) -> None:
     """Print a result and draw it."""
-    try:
-        _show_result(path, result)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path / 'result.json'} is damaged: {error} is missing or of the wrong kind.") from None
-
-
-def _show_result(path: Path, result: Line) -> None:
+    _check_shown(path, result)
     draw_run(path, path / "run.png")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("accuracy at the end", percent(result["accuracy"]))
@@ -54,14 +63,22 @@ def _show_result(path: Path, result: Line) -> None:
         "purity of P" if result["n_passed"] is not None else "purity of the memory", percent(result["purity"])
     )
     table.add_row("filtered noise", percent(result["filtered_noise"]))
-    times = "  ".join(f"{phase} {duration(s)}" for phase, s in result["seconds"].items() if phase != "total")
+    times = "  ".join(f"{escaped(phase)} {duration(s)}" for phase, s in result["seconds"].items() if phase != "total")
     table.add_row("time", f"{duration(result['seconds']['total'])}  ({times})")
     out.print(table)
     if result.get("judged_on") == "validation":
         out.print("evaluated on held-out training data, not on the test set")
     if result["budget"] != 1:
         out.print(f"at {result['budget']:g} times the preset's self-supervised epochs")
-    out.print(f"in [bold]{path}[/bold]: result.json, metrics.jsonl, run.png")
+    out.print(f"in [bold]{escaped(path)}[/bold]: result.json, metrics.jsonl, run.png")
+
+
+def _check_shown(path: Path, result: Line) -> None:
+    """Raise UserError if a result lacks a value that is printed."""
+    source = path / "result.json"
+    check_result(result, source, _SHOWN)
+    if "total" not in result["seconds"]:
+        raise UserError(f"{source} holds no result of a run: the total of seconds is missing.")
 
 
 def show_sweep(outcome: SweepOutcome) -> None:
@@ -71,10 +88,11 @@ def show_sweep(outcome: SweepOutcome) -> None:
         column.justify = "right"
     for path, result in outcome.results.items():
         if result is None:
-            table.add_row(path.name, "failed", "", "", "")
+            table.add_row(escaped(path.name), "failed", "", "", "")
             continue
+        _check_shown(path, result)
         shares = [percent(result[key]) for key in ("accuracy", "purity", "filtered_noise")]
-        table.add_row(path.name, *shares, duration(result["seconds"]["total"]))
+        table.add_row(escaped(path.name), *shares, duration(result["seconds"]["total"]))
         draw_run(path, path / "run.png")
     out.print(table)
 
@@ -110,9 +128,9 @@ def show_datasets(places: list[tuple[DatasetInfo, Path | None]], cache: Path) ->
     out.print()
     width = max(len(info.name) for info, _ in places)
     for info, place in places:
-        found = f"found in {place}" if place else f"[yellow]not here[/yellow], {info.how}"
+        found = f"found in {escaped(place)}" if place else f"[yellow]not here[/yellow], {info.how}"
         out.print(f"{info.name:{width}}  {found}")
-    out.print(f"\nFiles are searched under PUREREPLAY_DATA, then in {cache}.")
+    out.print(f"\nFiles are searched under PUREREPLAY_DATA, then in {escaped(cache)}.")
 
 
 def show_settings(entry: Entry, preset: str | None) -> None:
@@ -163,9 +181,10 @@ def setting_text(value: Any) -> str:
 def show_lines(lines: list[list[str]], *, markdown: bool) -> None:
     """Print a table given as lines of cells, the head first."""
     if markdown:
-        out.print("\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])))
+        rows = (lines[0], ["---"] * len(lines[0]), *lines[1:])
+        out.print("\n".join(f"| {' | '.join(line)} |" for line in rows), markup=False)
         return
-    table = Table(*lines[0], box=None, padding=(0, 2, 0, 0))
+    table = Table(*map(escaped, lines[0]), box=None, padding=(0, 2, 0, 0))
     for line in lines[1:]:
-        table.add_row(*line)
+        table.add_row(*map(escaped, line))
     out.print(table)

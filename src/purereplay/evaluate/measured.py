@@ -1,0 +1,97 @@
+"""The values of a result (result.json) and of a line of metrics.jsonl, with the kind of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purereplay.errors import UserError
+from purereplay.evaluate.kinds import (
+    AT_MOST_ONE,
+    COUNT,
+    NUMBER,
+    OBJECT,
+    POSITIVE,
+    SHARE,
+    TEXT,
+    WHOLE,
+    Kind,
+    check_values,
+    either,
+    list_of,
+    object_of,
+    one_of,
+    or_null,
+)
+
+_UNKNOWN_SHARE = or_null(SHARE)
+_SHARES = list_of(or_null(SHARE))
+
+RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
+    "dataset": TEXT,
+    "noise": TEXT,
+    "noise_rate": SHARE,
+    "episode": TEXT,
+    "learner": TEXT,
+    "filter": TEXT,
+    "graphs": either(WHOLE, TEXT),
+    "robust": TEXT,
+    "changed": OBJECT,
+    "preset": TEXT,
+    "budget": POSITIVE,
+    "seed": WHOLE,
+    "judged_on": TEXT,
+    "accuracy": SHARE,
+    "accuracy_after_task": list_of(SHARE),
+    "task_accuracies": _SHARES,
+    "class_accuracies": _SHARES,
+    "forgetting": or_null(AT_MOST_ONE),
+    "purity": _UNKNOWN_SHARE,
+    "filtered_noise": or_null(AT_MOST_ONE),
+    "filtered_noise_of_nominal": or_null(AT_MOST_ONE),
+    "stream_noise": _UNKNOWN_SHARE,
+    "passed_noise": _UNKNOWN_SHARE,
+    "n_passed": or_null(COUNT),
+    "n_purified": COUNT,
+    "n_buffers": COUNT,
+    "steps": object_of(COUNT),
+    "seconds": object_of(NUMBER),
+    "device": TEXT,
+    "precision": TEXT,
+    "versions": OBJECT,
+}
+
+_LINES: dict[str, dict[str, Kind]] = {  # by event
+    "buffer": {
+        "buffer": COUNT,
+        "n": COUNT,
+        "noise": _UNKNOWN_SHARE,
+        "n_passed": or_null(COUNT),
+        "passed_noise": _UNKNOWN_SHARE,
+        "n_purified": COUNT,
+        "purity": _UNKNOWN_SHARE,
+        "filtered_noise": or_null(AT_MOST_ONE),
+        "expert_loss": or_null(NUMBER),
+        "base_loss": or_null(NUMBER),
+    },
+    "task": {
+        "task": COUNT,
+        "classes": list_of(WHOLE),
+        "accuracy": SHARE,
+        "task_accuracies": _SHARES,
+        "class_accuracies": _SHARES,
+    },
+}
+
+
+def check_lines(lines: list[dict[str, Any]]) -> None:
+    """Raise UserError if these are not the lines of one run."""
+    for number, line in enumerate(lines, 1):
+        try:
+            check_values(line, {"event": one_of(*_LINES)}, ["event"])
+            check_values(line, _LINES[line["event"]], _LINES[line["event"]])
+        except UserError as error:
+            raise UserError(f"in line {number} {error}") from None
+    tasks = [line for line in lines if line["event"] == "task"]
+    n_tasks = {len(line["task_accuracies"]) for line in tasks}
+    if len(n_tasks) > 1 or len(tasks) > max(n_tasks, default=0):
+        raise UserError("its lines are of different runs.")
