@@ -59,6 +59,7 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
     """
 
     def use(current: Current | None) -> Audited:
+        store.check()
         classifier = None if current is None else current_classifier(store, current, engine)
         [total] = store.one("SELECT count(*) FROM decisions")
         n_scored = n_rejected = n_disputed = 0

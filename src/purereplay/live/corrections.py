@@ -1,7 +1,12 @@
-"""Labels corrected by a person: the samples enter the purified buffer with clean probability 1, and are recorded."""
+"""Labels corrected by a person: all are recorded, and the samples enter the purified buffer with clean probability 1.
+
+The purified buffer stays balanced over the labels and within its capacity. If there are more corrections than a label's
+share, the newest stay in it.
+"""
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -39,6 +44,14 @@ def correct(session: Session, path: Path) -> list[Outcome]:
     return outcomes
 
 
+def n_in_purified(session: Session, outcomes: list[Outcome]) -> int:
+    """Return how many of the corrected samples are in the purified buffer, under their corrected labels."""
+    if session.learner is None:
+        return 0
+    held = set(session.learner.purified.index.tolist())
+    return len({_scored_position(session, o.name) for o in outcomes if o.name and o.error is None} & held)
+
+
 def _apply(session: Session, labels: dict[int, str]) -> None:
     """Correct scored samples; `labels` are the new labels by position."""
     learner, store = session.learner, session.store
@@ -50,8 +63,9 @@ def _apply(session: Session, labels: dict[int, str]) -> None:
         images = torch.stack([torch.from_numpy(row.pixels.copy()) for row in rows])
         learner.grow(int(codes.max()) + 1)
         learner.correct(Batch(images, codes, torch.tensor(list(labels))))
-        for position, code in zip(labels, codes.tolist(), strict=True):
-            store.query("INSERT INTO corrections (position, label) VALUES (?, ?)", [position, code])
+        [last] = store.one("SELECT coalesce(max(number), 0) FROM corrections")
+        numbered = zip(count(last + 1), labels, codes.tolist(), strict=False)
+        store.insert("corrections", list(numbered))
         current = session.write(learner, None)
     store.tidy(current)
 

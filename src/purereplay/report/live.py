@@ -169,11 +169,21 @@ def show_audit(path: Path, done: Audited) -> None:
     )
 
 
-def show_corrections(outcomes: list[Outcome]) -> int:
-    """Print the counts of corrections; returns how many were refused."""
+def show_corrections(outcomes: list[Outcome], n_held: int, capacity: int) -> int:
+    """Print the counts of corrections, and how many the purified buffer holds; returns how many were refused."""
     show_refused(outcomes)
-    n_new, n_refused = sum(o.new for o in outcomes), sum(o.error is not None for o in outcomes)
-    out.print(f"labels corrected: {n_new:,}, already corrected: {len(outcomes) - n_refused - n_new:,}")
+    n_refused = sum(o.error is not None for o in outcomes)
+    n_samples = len({o.name for o in outcomes if o.error is None})
+    n_new = len({o.name for o in outcomes if o.new})
+    out.print(f"labels corrected: {n_new:,}, already corrected: {n_samples - n_new:,}")
+    out.print(f"of these in the purified buffer: {n_held:,}")
+    if n_held < n_samples:
+        out.print(
+            f"The purified buffer holds {capacity:,} samples, balanced over the labels; the newest corrections stay "
+            f"in it. The other {n_samples - n_held:,} are recorded and listed by `audit`, but not learned from; "
+            "a new state with a larger purified_size holds more.",
+            markup=False,
+        )
     return n_refused
 
 
@@ -200,7 +210,7 @@ def _summary(status: Status) -> Table:
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
     table.add_row("in the purified buffer", f"{status['purified']:,} of {status['purified_size']}")
-    table.add_row("corrected", f"{status['corrected']:,}")
+    table.add_row("corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}")
     table.add_row("created with", f"preset {status['preset']}, seed {status['seed']}")
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")
     return table
