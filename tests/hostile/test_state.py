@@ -2,11 +2,14 @@
 
 import base64
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -341,3 +344,80 @@ def test_correct_says_nothing_of_room_where_there_is_enough(state, monkeypatch, 
     out = run(monkeypatch, capsys, "correct", state.parent / "fixes.csv", "--state", state, "--device", "cpu").out
     assert "labels corrected: 2, already corrected: 0" in out and "of these in the purified buffer: 2" in out
     assert "balanced" not in out
+
+
+# ---------------------------------------------------------------- read-only media
+
+
+@contextmanager
+def read_only(folder: Path):
+    """Copy a state into a folder that this process cannot write to, also if it is root's."""
+    with tempfile.TemporaryDirectory() as place:
+        state = shutil.copytree(folder, Path(place) / "medium" / "state")
+        (Path(place) / "out").mkdir()
+        for path in (Path(place), state.parent):
+            path.chmod(0o755)
+        (Path(place) / "out").chmod(0o777)
+        for path in state.iterdir():
+            path.chmod(0o444)
+        state.chmod(0o555)
+        me = os.geteuid()
+        if me == 0:
+            os.seteuid(65534)
+        try:
+            yield state
+        finally:
+            if me == 0:
+                os.seteuid(0)
+            state.chmod(0o755)
+
+
+def read_from_medium(state: Path) -> tuple[dict[str, object], str, list[str]]:
+    out = state.parent.parent / "out"
+    with Store.reading(state) as store:
+        found = dict(status(store))
+        audit(store, ENGINE, out / "audit.csv")
+        _, labels = ready_classifier(store, ENGINE)
+    return found, (out / "audit.csv").read_text(), labels
+
+
+@pytest.mark.parametrize("left", ["", "-wal -shm", "-wal"])
+def test_a_state_is_read_from_a_read_only_medium(state, left):
+    """Before: unable to open database file. A reader leaves empty files behind, a writer none."""
+    expected = read_from_medium_copy(state)
+    for suffix in ("-wal", "-shm"):
+        (state / f"state.sqlite{suffix}").unlink(missing_ok=True)
+        if suffix in left.split():
+            (state / f"state.sqlite{suffix}").write_bytes(b"")
+    with read_only(state) as medium:
+        found = read_from_medium(medium)
+        assert [found[0] | {"bytes": 0}, *found[1:]] == [expected[0] | {"bytes": 0}, *expected[1:]]
+        with pytest.raises(UserError, match=r"cannot be (written|opened)"), tiny(medium):
+            pass
+
+
+def read_from_medium_copy(state: Path) -> tuple[dict[str, object], str, list[str]]:
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "out").mkdir()
+        return read_from_medium(shutil.copytree(state, Path(place) / "medium" / "state"))
+
+
+@pytest.mark.parametrize("name", ["state", "state-without-images"])
+def test_a_state_of_version_0_1_0_is_read_from_a_read_only_medium(name):
+    with read_only(KEPT / name) as medium, Store.reading(medium) as store:
+        found = status(store)
+    assert found["samples"] == (50 if name == "state" else 0)
+
+
+def test_changes_that_a_read_only_medium_cannot_show_are_named(tmp_path):
+    """A killed process left its last commits in the journal: without them the answers would be old ones."""
+    with tiny(tmp_path / "whole") as session:
+        session.take(items(0, 5))
+        killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    (killed / "state.sqlite-shm").unlink()
+    with (
+        read_only(killed) as medium,
+        pytest.raises(UserError, match=r"changes in state\.sqlite-wal that a read-only folder cannot show: copy"),
+        Store.reading(medium),
+    ):
+        pass

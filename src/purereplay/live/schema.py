@@ -74,7 +74,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         return _open(path, "mode=ro", write=False)
     except UserError as error:
         journal, shared = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-        if _code(error.__cause__) != sqlite3.SQLITE_CANTOPEN or shared.exists():
+        if _code(error.__cause__) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or shared.exists():
             raise
         if journal.exists() and journal.stat().st_size:
             raise UserError(

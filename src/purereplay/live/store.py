@@ -124,7 +124,7 @@ class Store:
         with ExitStack() as stack:
             database = stack.enter_context(closing(schema.connect(path, write=False)))
             if schema.version_of(database, path) < schema.VERSION:
-                if os.access(folder, os.W_OK) and os.access(path, os.W_OK):
+                if _is_writable(folder) and _is_writable(path):
                     with cls.writing(folder, None):
                         pass  # opening it upgrades it
                 else:
@@ -314,6 +314,10 @@ class Store:
 def _check_exists(folder: Path) -> None:
     if not (folder / DATABASE).exists():
         raise _no_state(folder)
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _no_state(folder: Path) -> UserError:
