@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from contextlib import suppress
 
 import typer
 
-from purereplay.cli import live, runs  # noqa: F401  # they add their commands to the application
+from purereplay.cli import live, output, runs  # noqa: F401  # they add their commands to the application
 from purereplay.cli.app import app
 from purereplay.errors import UserError
 
-# messages of PyTorch's CPU allocator and of tensors whose size cannot be represented
-_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "storage size calculation overflowed")
+# messages of PyTorch's CPU allocator, and of tensors that no memory can hold
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "storage size calculation overflowed with")
 
 
 def main() -> None:
@@ -22,14 +24,41 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    logging.raiseExceptions = debug  # a warning that cannot be printed would be a traceback
+    output.show_every_character()
     try:
-        app(arguments)
-    except (UserError, MemoryError, RuntimeError) as error:
-        text = str(error) if isinstance(error, UserError) else _out_of_memory(error)
+        try:
+            app(arguments)
+        finally:
+            output.flush()
+    except (UserError, MemoryError, RuntimeError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # nobody reads on, as behind `head`
+            output.discard()
+            sys.exit(1)
+        text = _sentence(error)
         if debug or text is None:
             raise
-        typer.echo(f"purereplay: {text}", err=True)
+        _complain(text)
+        if isinstance(error, OSError):
+            output.discard()
         sys.exit(2)
+
+
+def _complain(text: str) -> None:
+    """Print an error on standard error, which may be full as well."""
+    from purereplay.report.plain import printable
+
+    with suppress(OSError):
+        typer.echo(f"purereplay: {printable(text)}", err=True)
+
+
+def _sentence(error: Exception) -> str | None:
+    """Return a sentence about an error that a user can correct, else None."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return output.sentence(error) if output.failed(error) else None
+    return _out_of_memory(error)
 
 
 def _out_of_memory(error: Exception) -> str | None:

@@ -124,7 +124,7 @@ def predict(
 @app.command()
 def audit(
     state: State,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl for JSON lines, otherwise CSV.")],
     device: Device = "auto",
 ) -> None:
     """List every scored sample, lowest clean probability first: label, probability, decision, likely other label.

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from purereplay.data.batch import Batch
+from purereplay.data.text import spreadsheet_raw
 from purereplay.errors import UserError
 from purereplay.live.items import Outcome, Refusal, Refused, checked_id, checked_label
 from purereplay.live.lists import csv_rows
@@ -30,8 +31,8 @@ def correct(session: Session, path: Path) -> list[Outcome]:
         try:
             if isinstance(row, Refusal):
                 raise Refused(row.reason)
-            name = checked_id(row.get("id"))
-            label = checked_label(row.get("label"))
+            name = checked_id(_raw(row.get("id")))
+            label = checked_label(_raw(row.get("label")))
             position = _scored_position(session, name)
             if labels.setdefault(position, label) != label:
                 raise Refused(f"is corrected to {labels[position]!r} by an earlier line already")
@@ -68,6 +69,11 @@ def _apply(session: Session, labels: dict[int, str]) -> None:
         store.insert("corrections", list(numbered))
         current = session.write(learner, None)
     store.tidy(current)
+
+
+def _raw(cell: str | None) -> str | None:
+    """Return a cell without the mark that the audit puts before formulas."""
+    return cell and spreadsheet_raw(cell)
 
 
 def _scored_position(session: Session, identity: str) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -91,5 +93,20 @@ def acknowledge(outcomes: Iterable[Outcome], out: IO[str]) -> None:
                 answer = {"id": outcome.name, "line": outcome.line, "error": outcome.sentence}
             out.write(json.dumps(answer) + "\n")
         out.flush()
-    except BrokenPipeError:
-        raise UserError("The reader of the answers has closed the pipe; all answered samples are stored.") from None
+    except OSError as error:
+        _discard(out)
+        if isinstance(error, BrokenPipeError):
+            raise UserError("The reader of the answers has closed the pipe; all answered samples are stored.") from None
+        raise UserError(
+            f"The answers cannot be written ({error.strerror or error}): make room and send every line again that was "
+            "not answered."
+        ) from None
+
+
+def _discard(out: IO[str]) -> None:
+    """Send the answers that are still buffered nowhere; closing the file would try to write them once more."""
+    with suppress(OSError, ValueError, AttributeError):  # it may have no descriptor
+        number = out.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)

@@ -1,0 +1,57 @@
+"""Standard output that may be full, closed, or unable to show a character.
+
+A closed pipe, as behind `head`, ends a command without a word. A full disk is one sentence. A character that the
+terminal's encoding lacks is shown as its number, as in `\\xe9`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import sys
+from contextlib import suppress
+
+# of a write to standard output; a read-only or missing file has others
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
+
+
+def show_every_character() -> None:
+    """Let standard output show characters that its encoding lacks, and file names that are not text, as numbers."""
+    codecs.register_error("purereplay", _bytes_or_numbers)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        kept = sys.stdout.errors == "surrogateescape"  # the C locale: bytes of file names pass unchanged
+        sys.stdout.reconfigure(errors="purereplay" if kept else "backslashreplace")
+
+
+def _bytes_or_numbers(error: UnicodeError) -> tuple[str | bytes, int]:
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
+def flush() -> None:
+    """Write out what is buffered, so that a failure is noticed before the interpreter ends."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def failed(error: OSError) -> bool:
+    """Return whether an error is one of standard output; those of files have a name."""
+    return error.filename is None and error.errno in _FAILURES
+
+
+def discard() -> None:
+    """Send what is still buffered nowhere; the interpreter would try to write it once more at its end."""
+    with suppress(OSError, AttributeError):  # it may have no file behind it
+        number = sys.stdout.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+def sentence(error: OSError) -> str:
+    """Return what to say about a failed write."""
+    return f"Standard output cannot be written ({error.strerror or error}): free space, or redirect it."
