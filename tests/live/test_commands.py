@@ -17,6 +17,8 @@ from PIL import Image
 from test_images import COLOUR, encoded, huge_png
 from tiny_state import TINY_OPTIONS, fingerprint, picture, png
 
+from purereplay.live import images
+
 GOOD = ("a/0.png", "a/1.png", "b/2.png")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
@@ -82,14 +84,14 @@ def test_images_that_are_converted_to_grey(photos, cli):
 
 
 def test_an_unreadable_file(photos, cli, monkeypatch):
-    read = Path.read_bytes
+    opened = images._open_below
 
-    def guarded(path):
+    def guarded(root, path):
         if path.name == "1.png":
             raise PermissionError(13, "Permission denied")
-        return read(path)
+        return opened(root, path)
 
-    monkeypatch.setattr(Path, "read_bytes", guarded)
+    monkeypatch.setattr(images, "_open_below", guarded)
     done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
     assert done.code == 2 and "a/1.png cannot be read: Permission denied" in done.err
     assert ids(photos / "state") == ["a/0.png", "b/2.png"]

@@ -30,7 +30,7 @@ def test_labels_ids_and_order(folder):
     (folder / ".git").mkdir()
     (folder / ".git" / "x.png").write_bytes(b"")
     names = ["a/10.png", "a/2.png", "a/deep/3.png", "b/1.png"]
-    assert listing(folder) == [Item(name, name[0], folder / name) for name in names]
+    assert listing(folder) == [Item(name, name[0], folder / name, None, folder) for name in names]
 
 
 def test_the_state_folder_may_be_inside(folder):

@@ -37,8 +37,8 @@ def one(line: object, folder) -> Item | Refusal:
 
 
 def test_good_lines(folder):
-    assert one({"path": "a.png", "label": "cat"}, folder) == Item("a.png", "cat", folder / "a.png", 1)
-    assert one({"id": "7", "path": "in.png", "label": " cat "}, folder) == Item("7", "cat", folder / "a.png", 1)
+    assert one({"path": "a.png", "label": "cat"}, folder) == Item("a.png", "cat", folder / "a.png", 1, folder)
+    assert one({"id": "7", "path": "in.png", "label": " cat "}, folder) == Item("7", "cat", folder / "a.png", 1, folder)
     assert one({"id": "8", "image": GOOD, "label": "cat"}, folder).image == png(picture(0))
     assert one({"path": str(folder / "a.png"), "label": "cat"}, folder).image == folder / "a.png"
 
@@ -102,8 +102,8 @@ def test_csv(folder):
     path = folder / "list.csv"
     path.write_bytes('\ufeffLabel, path ,id\r\ncat,a.png,\r\n"a ""cat""",in.png,x\r\n\r\n'.encode())
     assert list(read_csv(path, folder)) == [
-        Item("a.png", "cat", folder / "a.png", 2),
-        Item("x", 'a "cat"', folder / "a.png", 3),
+        Item("a.png", "cat", folder / "a.png", 2, folder),
+        Item("x", 'a "cat"', folder / "a.png", 3, folder),
     ]
 
 
@@ -155,7 +155,7 @@ def test_a_list_in_another_folder_than_its_images(folder, tmp_path):
     (tmp_path / "list.jsonl").write_text('{"path": "a.png", "label": "cat"}\n')
     source = open_source(str(tmp_path / "list.jsonl"), state=tmp_path / "state", root=folder)
     assert source.total == 1 and source.ends
-    assert next(source.chunks) == [Item("a.png", "cat", folder / "a.png", 1)]
+    assert next(source.chunks) == [Item("a.png", "cat", folder / "a.png", 1, folder)]
 
 
 def test_a_pipe_yields_available_lines_in_order(folder):

@@ -124,7 +124,7 @@ def predict(
 @app.command()
 def audit(
     state: State,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl for JSON lines, otherwise CSV.")],
     device: Device = "auto",
 ) -> None:
     """List every scored sample, lowest clean probability first: label, probability, decision, likely other label.
@@ -154,17 +154,22 @@ def correct(
 ) -> None:
     """Correct labels: the samples enter the purified buffer with the new label and clean probability 1.
 
+    All corrections are recorded. The purified buffer stays balanced over the labels; if it is too small for all
+    corrected samples, the newest stay in it.
+
     Example:
 
         purereplay correct --state state fixes.csv
     """
-    from purereplay.live.corrections import correct
+    from purereplay.live.corrections import correct, n_in_purified
     from purereplay.live.session import Session, make_engine
+    from purereplay.live.settings import buffer_sizes
     from purereplay.report import live as report
 
     with Session.open(state, None, make_engine(device)) as session:
         outcomes = correct(session, fixes)
-    n_refused = report.show_corrections(outcomes)
+        n_held, capacity = n_in_purified(session, outcomes), buffer_sizes(session.store.settings)[1]
+    n_refused = report.show_corrections(outcomes, n_held, capacity)
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
 

@@ -1,4 +1,7 @@
-"""The audit of a state: every decision of the filter as a CSV file.
+"""The audit of a state: every decision of the filter as a CSV file for people, or as JSON lines for programs.
+
+In CSV, an id or label that a spreadsheet would read as a formula has a leading '; `correct` removes it again. JSON
+lines have the raw text.
 
 The likely other label is the prediction of the current classifier for the stored pixels, if it differs from the given
 label. The current classifier has learned more than the one at the time when the sample was scored.
@@ -7,33 +10,24 @@ label. The current classifier has learned more than the one at the time when the
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
 
 from purereplay.data.files import whole_file
+from purereplay.data.text import spreadsheet_safe
 from purereplay.live.predict import current_classifier, with_current
 from purereplay.live.store import Current, Store
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 
 _CHUNK = 500  # samples
-COLUMNS = (
-    "id",
-    "given_label",
-    "clean_probability",  # high = clean
-    "decision",  # accepted or rejected: drawn with the clean probability, as in the paper
-    "likely_other_label",  # empty: the classifier agrees with the given label, or there is no classifier yet
-    "likely_other_probability",
-    "corrected_label",  # empty: not corrected
-    "in_purified",  # 1: in the purified buffer now
-    "centrality",
-    "buffer",
-)
 _SCORED = """
     SELECT d.position, s.id, c.label, d.probability, d.selected, d.centrality, d.buffer, p.position IS NOT NULL,
         (SELECT l.label FROM corrections k JOIN classes l ON l.code = k.label WHERE k.position = d.position
@@ -42,6 +36,24 @@ _SCORED = """
     LEFT JOIN purified p ON p.position = d.position
     ORDER BY d.probability, d.position
 """
+
+
+class Line(NamedTuple):
+    """One scored sample; the fields are the columns of the file."""
+
+    id: str
+    given_label: str
+    clean_probability: float  # high = clean
+    decision: str  # accepted or rejected: drawn with the clean probability, as in the paper
+    likely_other_label: str | None  # None: the classifier agrees with the given label, or there is no classifier yet
+    likely_other_probability: float | None
+    corrected_label: str | None  # None: not corrected
+    in_purified: bool  # in the purified buffer now
+    centrality: float
+    buffer: int
+
+
+COLUMNS = Line._fields
 
 
 class Audited(NamedTuple):
@@ -53,31 +65,56 @@ class Audited(NamedTuple):
 
 
 def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int], None] | None = None) -> Audited:
-    """Write every scored sample to a CSV file, lowest clean probability first; the file is written whole or not at all.
+    """Write every scored sample, lowest clean probability first; the file is written whole or not at all.
 
-    `progress` is called with the number of samples written and their total.
+    A file that ends in .jsonl has JSON lines, any other one CSV. `progress` is called with the number of samples
+    written and their total.
     """
+    write = _write_jsonl if out.suffix.lower() == ".jsonl" else _write_csv
 
     def use(current: Current | None) -> Audited:
+        store.check()
         classifier = None if current is None else current_classifier(store, current, engine)
         [total] = store.one("SELECT count(*) FROM decisions")
-        n_scored = n_rejected = n_disputed = 0
-        with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
+        counts = Counter[str]()
+
+        def counted() -> Iterator[Line]:
             for line in _lines(store, classifier):
-                writer.writerow(line)
-                n_scored += 1
-                n_rejected += line[3] == "rejected"
-                n_disputed += line[3] == "rejected" and line[4] != ""
-                if progress and n_scored % _CHUNK == 0:
-                    progress(n_scored, total)
-        return Audited(n_scored, n_rejected, n_disputed)
+                yield line
+                counts["scored"] += 1
+                counts["rejected"] += line.decision == "rejected"
+                counts["disputed"] += line.decision == "rejected" and line.likely_other_label is not None
+                if progress and counts["scored"] % _CHUNK == 0:
+                    progress(counts["scored"], total)
+
+        with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
+            write(file, counted())
+        return Audited(counts["scored"], counts["rejected"], counts["disputed"])
 
     return with_current(store, use)
 
 
-def _lines(store: Store, classifier: Classifier | None) -> Iterator[tuple[Any, ...]]:
+def _write_csv(file: IO[str], lines: Iterable[Line]) -> None:
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
+    for line in lines:
+        writer.writerow([_cell(value) for value in line])
+
+
+def _write_jsonl(file: IO[str], lines: Iterable[Line]) -> None:
+    for line in lines:
+        file.write(json.dumps(line._asdict()) + "\n")
+
+
+def _cell(value: str | float | bool | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return spreadsheet_safe(value)
+    return f"{value:.6f}" if isinstance(value, float) else str(int(value))
+
+
+def _lines(store: Store, classifier: Classifier | None) -> Iterator[Line]:
     """Yield the rows of the file."""
     labels = store.labels()
     scored = store.database.execute(_SCORED)  # row by row: there may be millions
@@ -85,18 +122,18 @@ def _lines(store: Store, classifier: Classifier | None) -> Iterator[tuple[Any, .
         likely = _predictions(store, classifier, [row[0] for row in chunk])
         for row, (code, chance) in zip(chunk, likely, strict=True):
             _, identity, given, probability, selected, centrality, buffer, in_purified, corrected = row
-            other = "" if code is None or labels[code] == given else labels[code]
-            yield (
-                identity,
-                given,
-                f"{probability:.6f}",
-                "accepted" if selected else "rejected",
-                other,
-                f"{chance:.6f}" if other else "",
-                corrected or "",
-                int(in_purified),
-                f"{centrality:.6f}",
-                buffer,
+            other = None if code is None or labels[code] == given else labels[code]
+            yield Line(
+                id=identity,
+                given_label=given,
+                clean_probability=probability,
+                decision="accepted" if selected else "rejected",
+                likely_other_label=other,
+                likely_other_probability=None if other is None else chance,
+                corrected_label=corrected,
+                in_purified=bool(in_purified),
+                centrality=centrality,
+                buffer=buffer,
             )
 
 

@@ -1,12 +1,18 @@
-"""Labels corrected by a person: the samples enter the purified buffer with clean probability 1, and are recorded."""
+"""Labels corrected by a person: all are recorded, and the samples enter the purified buffer with clean probability 1.
+
+The purified buffer stays balanced over the labels and within its capacity. If there are more corrections than a label's
+share, the newest stay in it.
+"""
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import torch
 
 from purereplay.data.batch import Batch
+from purereplay.data.text import spreadsheet_raw
 from purereplay.errors import UserError
 from purereplay.live.items import Outcome, Refusal, Refused, checked_id, checked_label
 from purereplay.live.lists import csv_rows
@@ -25,8 +31,8 @@ def correct(session: Session, path: Path) -> list[Outcome]:
         try:
             if isinstance(row, Refusal):
                 raise Refused(row.reason)
-            name = checked_id(row.get("id"))
-            label = checked_label(row.get("label"))
+            name = checked_id(_raw(row.get("id")))
+            label = checked_label(_raw(row.get("label")))
             position = _scored_position(session, name)
             if labels.setdefault(position, label) != label:
                 raise Refused(f"is corrected to {labels[position]!r} by an earlier line already")
@@ -37,6 +43,14 @@ def correct(session: Session, path: Path) -> list[Outcome]:
     if new:
         _apply(session, new)
     return outcomes
+
+
+def n_in_purified(session: Session, outcomes: list[Outcome]) -> int:
+    """Return how many of the corrected samples are in the purified buffer, under their corrected labels."""
+    if session.learner is None:
+        return 0
+    held = set(session.learner.purified.index.tolist())
+    return len({_scored_position(session, o.name) for o in outcomes if o.name and o.error is None} & held)
 
 
 def _apply(session: Session, labels: dict[int, str]) -> None:
@@ -50,10 +64,16 @@ def _apply(session: Session, labels: dict[int, str]) -> None:
         images = torch.stack([torch.from_numpy(row.pixels.copy()) for row in rows])
         learner.grow(int(codes.max()) + 1)
         learner.correct(Batch(images, codes, torch.tensor(list(labels))))
-        for position, code in zip(labels, codes.tolist(), strict=True):
-            store.query("INSERT INTO corrections (position, label) VALUES (?, ?)", [position, code])
+        [last] = store.one("SELECT coalesce(max(number), 0) FROM corrections")
+        numbered = zip(count(last + 1), labels, codes.tolist(), strict=False)
+        store.insert("corrections", list(numbered))
         current = session.write(learner, None)
     store.tidy(current)
+
+
+def _raw(cell: str | None) -> str | None:
+    """Return a cell without the mark that the audit puts before formulas."""
+    return cell and spreadsheet_raw(cell)
 
 
 def _scored_position(session: Session, identity: str) -> int:

@@ -11,12 +11,19 @@ height, width), one channel for grey and three for colour.
     CMYK               converted without a colour profile
     several frames     refused, except a JPEG with a preview
     more than MAX_PIXELS according to the header: refused before decoding
+    JPEG with more than MAX_SCANNED pixels times scans: refused before decoding
+    more than MAX_SECONDS: refused when the decoder asks for more bytes
+
+A file is opened once, without following links out of its folder; only a regular file is read, and at most MAX_BYTES.
 """
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import stat
+import time
 import warnings
 from pathlib import Path
 
@@ -29,18 +36,23 @@ from purereplay.live.items import Refused
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 2**20  # of a file
+MAX_SCANNED = 2_000_000_000  # a decoder goes through all pixels in every scan of a JPEG; some seconds
+MAX_SECONDS = 20.0  # for one image
 
 Pixels = NDArray[np.uint8]
 Shape = tuple[int, int, int]  # channels, height, width
 
 
-def read_pixels(image: Path | bytes, *, size: int | None, channels: int | None, shape: Shape | None) -> Pixels:
+def read_pixels(
+    image: Path | bytes, *, size: int | None, channels: int | None, shape: Shape | None, root: Path | None = None
+) -> Pixels:
     """Return an image as uint8 (channels, height, width), or raise Refused.
 
+    `root` is a folder that the file must be in, both as absolute paths without links; None: links are followed.
     `size` resizes it to size × size; `channels` 1 or 3 converts it to grey or colour. The result must have `shape`: a
     grey image is converted if `shape` has colour, any other difference is refused.
     """
-    content = image if isinstance(image, bytes) else _read(image)
+    content = image if isinstance(image, bytes) else _read(image, root)
     if not content:
         raise Refused("is empty")
     picture = _decode(content)
@@ -62,16 +74,70 @@ def named(shape: tuple[int, ...]) -> str:
     return f"a {'grey' if channels == 1 else 'colour'} image of {width}×{height}"
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, root: Path | None) -> bytes:
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise Refused("is not a file")
-        if found.st_size > MAX_BYTES:
-            raise Refused(f"has {found.st_size:,} bytes, more than {MAX_BYTES:,}")
-        return path.read_bytes()
+        descriptor = _open(path) if root is None else _open_below(root, path)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise Refused("is not a file")
+            if found.st_size > MAX_BYTES:
+                raise Refused(f"has {found.st_size:,} bytes, more than {MAX_BYTES:,}")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:  # ValueError: a name that contains NUL
         raise Refused(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MAX_BYTES:
+        raise Refused(f"has more than {MAX_BYTES:,} bytes")
+    return content
+
+
+def _flags(*names: str) -> int:
+    """Return flags of `os.open`; those that the system does not have are left out."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
+# O_NONBLOCK: opening a FIFO that nobody writes to returns at once; O_NOCTTY: a terminal does not become this process's
+_READ = _flags("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+
+
+def _open(path: Path) -> int:
+    return os.open(path, _READ)
+
+
+def _open_below(root: Path, path: Path) -> int:
+    """Open a file below `root` folder by folder; a link that replaced a file or folder meanwhile is not followed."""
+    if os.open not in os.supports_dir_fd:  # Windows
+        return _open(path)
+    *folders, name = path.relative_to(root).parts or (".",)
+    folder = os.open(root, _flags("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"))
+    try:
+        for part in folders:
+            below = os.open(part, _flags("O_RDONLY", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"), dir_fd=folder)
+            os.close(folder)
+            folder = below
+        return os.open(name, _READ | _flags("O_NOFOLLOW"), dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise Refused("was replaced by a link, which is not followed") from None
+        raise
+    finally:
+        os.close(folder)
+
+
+class _Timed(io.BytesIO):
+    """Bytes of an image that can be read for a limited time."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.end = time.monotonic() + MAX_SECONDS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if time.monotonic() > self.end:
+            raise Refused(f"takes more than {MAX_SECONDS:g} seconds to decode")
+        return super().read(size)
 
 
 def _decode(content: bytes) -> Image.Image:
@@ -79,12 +145,16 @@ def _decode(content: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about images refused below, and odd metadata
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            with Image.open(_Timed(content), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise Refused(f"has {width:,} × {height:,} pixels, more than {MAX_PIXELS:,}")
                 if image.format != "MPO" and getattr(image, "is_animated", False):
                     raise Refused("is an animation: a single image is needed")
+                # every scan begins with these two bytes; others in embedded previews are few
+                n_scans = content.count(b"\xff\xda") if image.format in ("JPEG", "MPO") else 0
+                if width * height * n_scans > MAX_SCANNED:
+                    raise Refused(f"has {n_scans:,} scans of {width:,} × {height:,} pixels, too many to decode")
                 image.load()
                 return _plain(ImageOps.exif_transpose(image))
     except Refused:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 CHUNK = 256  # items stored in one transaction
+CHUNK_BYTES = 32 * 2**20  # of embedded images in one transaction, unless a single one is larger
 MAX_ID = 4096  # characters
 MAX_LABEL = 1000  # characters
 
@@ -23,6 +23,7 @@ class Item(NamedTuple):
     label: str
     image: Path | bytes  # a file, or an encoded image
     line: int | None = None  # of a list or pipe, from 1
+    root: Path | None = None  # folder that the file must be in, as an absolute path without links
 
 
 class Refusal(NamedTuple):
@@ -38,8 +39,22 @@ Chunks = Iterator[list[Offer]]
 
 
 def in_chunks(offers: Iterator[Offer]) -> Chunks:
-    while chunk := list(islice(offers, CHUNK)):
+    """Yield chunks that are limited in number and in bytes."""
+    chunk: list[Offer] = []
+    n_bytes = 0
+    for offer in offers:
+        if chunk and (len(chunk) == CHUNK or n_bytes + embedded_bytes(offer) > CHUNK_BYTES):
+            yield chunk
+            chunk, n_bytes = [], 0
+        chunk.append(offer)
+        n_bytes += embedded_bytes(offer)
+    if chunk:
         yield chunk
+
+
+def embedded_bytes(offer: Offer) -> int:
+    """Return the size of an image that came with its item; 0 for a file."""
+    return len(offer.image) if isinstance(offer, Item) and isinstance(offer.image, bytes) else 0
 
 
 class Outcome(NamedTuple):

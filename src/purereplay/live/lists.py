@@ -103,24 +103,26 @@ def offer_from(name: str | None, fields: dict[str, Any], root: Path, line: int |
         label = checked_label(fields.get("label"))
         if path is not None and fields.get("image") is not None:
             raise Refused("has both a path and an image")
-        image = _embedded(fields.get("image")) if path is None else _within(path, root)
-        return Item(identity, label, image, line)
+        if path is None:
+            return Item(identity, label, _embedded(fields.get("image")), line)
+        image, real_root = _within(path, root)
+        return Item(identity, label, image, line, real_root)
     except Refused as reason:
         return Refusal(name, str(reason), line)
 
 
-def _within(path: object, root: Path) -> Path:
-    """Return a path below `root`, or raise Refused."""
+def _within(path: object, root: Path) -> tuple[Path, Path]:
+    """Return a path below `root` and `root` itself, both absolute and without links, or raise Refused."""
     if not isinstance(path, str) or not path:
         raise Refused("has a path that is not text")
     try:
-        found = (root / path).resolve(strict=True)
-        inside = found.is_relative_to(root.resolve())
+        found, real_root = (root / path).resolve(strict=True), root.resolve()
+        inside = found.is_relative_to(real_root)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise Refused(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not inside:
         raise Refused(f"leads out of the folder {root}")
-    return found
+    return found, real_root
 
 
 def _embedded(text: object) -> bytes:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, Queue
 from typing import IO, NamedTuple
 
 from purereplay.errors import UserError
-from purereplay.live.items import CHUNK, Chunks, Offer, Outcome
+from purereplay.live.items import CHUNK, CHUNK_BYTES, Chunks, Offer, Outcome, embedded_bytes
 from purereplay.live.lists import read_lines
 
 _AHEAD = 64  # lines read in advance
@@ -24,7 +25,7 @@ class _End(NamedTuple):
 
 def piped(file: IO[bytes], root: Path) -> Chunks:
     """Yield chunks of the lines that have arrived; an empty chunk if none arrived for a while."""
-    queue: Queue[Offer | _End] = Queue(_AHEAD)
+    queue = _Lines()
 
     def read() -> None:
         try:
@@ -37,22 +38,50 @@ def piped(file: IO[bytes], root: Path) -> Chunks:
     threading.Thread(target=read, daemon=True).start()
     end = None
     while end is None:
-        chunk, end = _available(queue)
+        chunk, end = queue.available()
         yield chunk
     if end.error is not None:
         raise UserError(f"The pipe cannot be read: {end.error.strerror or end.error}.")
 
 
-def _available(queue: Queue[Offer | _End]) -> tuple[list[Offer], _End | None]:
-    """Return the lines in the queue, after waiting for the first one."""
-    chunk: list[Offer] = []
-    with suppress(Empty):
-        while len(chunk) < CHUNK:
-            found = queue.get(timeout=_WAIT) if not chunk else queue.get_nowait()
-            if isinstance(found, _End):
-                return chunk, found
-            chunk.append(found)
-    return chunk, None
+class _Lines:
+    """Lines read in advance, limited in number and in bytes of embedded images."""
+
+    def __init__(self) -> None:
+        self._lines: deque[Offer | _End] = deque()
+        self._n_bytes = 0
+        self._changed = threading.Condition()
+
+    def put(self, line: Offer | _End) -> None:
+        """Add a line; waits until there is room."""
+        n_bytes = _bytes(line)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._lines or (len(self._lines) < _AHEAD and self._n_bytes + n_bytes <= CHUNK_BYTES)
+            )
+            self._lines.append(line)
+            self._n_bytes += n_bytes
+            self._changed.notify_all()
+
+    def available(self) -> tuple[list[Offer], _End | None]:
+        """Return the lines that have arrived, after waiting for the first one."""
+        chunk: list[Offer] = []
+        taken = 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines, _WAIT)
+            while self._lines and len(chunk) < CHUNK and (not chunk or taken + _bytes(self._lines[0]) <= CHUNK_BYTES):
+                line = self._lines.popleft()
+                self._n_bytes -= _bytes(line)
+                self._changed.notify_all()
+                if isinstance(line, _End):
+                    return chunk, line
+                taken += _bytes(line)
+                chunk.append(line)
+        return chunk, None
+
+
+def _bytes(line: Offer | _End) -> int:
+    return 0 if isinstance(line, _End) else embedded_bytes(line)
 
 
 def acknowledge(outcomes: Iterable[Outcome], out: IO[str]) -> None:
@@ -64,5 +93,20 @@ def acknowledge(outcomes: Iterable[Outcome], out: IO[str]) -> None:
                 answer = {"id": outcome.name, "line": outcome.line, "error": outcome.sentence}
             out.write(json.dumps(answer) + "\n")
         out.flush()
-    except BrokenPipeError:
-        raise UserError("The reader of the answers has closed the pipe; all answered samples are stored.") from None
+    except OSError as error:
+        _discard(out)
+        if isinstance(error, BrokenPipeError):
+            raise UserError("The reader of the answers has closed the pipe; all answered samples are stored.") from None
+        raise UserError(
+            f"The answers cannot be written ({error.strerror or error}): make room and send every line again that was "
+            "not answered."
+        ) from None
+
+
+def _discard(out: IO[str]) -> None:
+    """Send the answers that are still buffered nowhere; closing the file would try to write them once more."""
+    with suppress(OSError, ValueError, AttributeError):  # it may have no descriptor
+        number = out.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)

@@ -40,14 +40,19 @@ def with_current(store: Store, use: Callable[[Current | None], Answer]) -> Answe
     """Return `use(current)` on a snapshot; try again if another process replaced the learner file meanwhile."""
     for _ in range(_TRIES - 1):
         with store.snapshot():
-            current = store.current()
+            current = _checked_current(store)
             try:
                 return use(current)
             except UserError:
                 if current is None or current.path.exists():
                     raise
     with store.snapshot():
-        return use(store.current())
+        return use(_checked_current(store))
+
+
+def _checked_current(store: Store) -> Current | None:
+    store.check("classes", "learner")
+    return store.current()
 
 
 def current_classifier(store: Store, current: Current, engine: Engine) -> Classifier | None:

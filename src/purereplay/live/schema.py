@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from purereplay.errors import UserError
+from purereplay.live import digests
 
 # script i upgrades version i to version i + 1
 SCRIPTS = (
@@ -52,15 +53,40 @@ SCRIPTS = (
     );
     CREATE INDEX corrections_position ON corrections (position);
     """,
+    """
+    -- of every other table and of their declarations; see digests.py
+    CREATE TABLE digests (name TEXT PRIMARY KEY, n INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
+    """,
 )
 VERSION = len(SCRIPTS)
+DIGESTS = 3  # version from which on the tables have digests
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    """Open a database, or create it if `write` is set; every commit is on the disk when it returns."""
-    mode = "rwc" if write else "ro"
-    with database_errors(path):
-        database = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=30)
+    """Open a database, or create it if `write` is set; every commit is on the disk when it returns.
+
+    On a medium that cannot be written, SQLite cannot create the files that readers and a writer share. The database is
+    then read as a file that nobody changes.
+    """
+    if write:
+        return _open(path, "mode=rwc", write=True)
+    try:
+        return _open(path, "mode=ro", write=False)
+    except UserError as error:
+        journal, shared = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+        if _code(error.__cause__) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or shared.exists():
+            raise
+        if journal.exists() and journal.stat().st_size:
+            raise UserError(
+                f"{path} has changes in {journal.name} that a read-only folder cannot show: copy the folder to a disk "
+                "that can be written."
+            ) from None
+        return _open(path, "mode=ro&immutable=1", write=False)
+
+
+def _open(path: Path, options: str, *, write: bool) -> sqlite3.Connection:
+    with database_errors(path), _any_is_damage(path):
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True, isolation_level=None, timeout=30)
         try:
             if write:
                 database.execute("PRAGMA journal_mode = WAL")
@@ -90,10 +116,37 @@ def version_of(database: sqlite3.Connection, path: Path) -> int:
 def migrate(database: sqlite3.Connection, path: Path) -> None:
     """Upgrade a database to this version, each script in a transaction of its own."""
     for version in range(version_of(database, path), VERSION):
-        with transaction(database, path):
+        with transaction(database, path), _any_is_damage(path):
             for statement in _statements(SCRIPTS[version]):
                 database.execute(statement)
+            if version + 1 >= DIGESTS:
+                digests.record_all(database)
             database.execute(f"PRAGMA user_version = {version + 1}")
+
+
+def upgraded_copy(database: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """Return an upgraded copy in memory of a database that cannot be written."""
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    with database_errors(path):
+        database.backup(copy)
+        copy.execute("PRAGMA journal_mode = MEMORY")
+    migrate(copy, path)
+    return copy
+
+
+def check(database: sqlite3.Connection, path: Path, tables: Iterable[str] = tuple(digests.COLUMNS)) -> None:
+    """Raise UserError if tables do not match their indexes or digests; see digests.py for the cost."""
+    with database_errors(path), _any_is_damage(path):
+        found = digests.damage(database, tables)
+    if found is not None:
+        raise UserError(f"{path} is damaged: {found}.")
+
+
+def check_structure(database: sqlite3.Connection, path: Path) -> None:
+    """Raise UserError if pages are damaged, or if tables do not match their indexes."""
+    [[found]] = query(database, path, "PRAGMA integrity_check(1)")
+    if found != "ok":
+        raise UserError(f"{path} is damaged: {str(found).splitlines()[-1]}.")
 
 
 def query(database: sqlite3.Connection, path: Path, sql: str, values: Iterable[object] = ()) -> list[Any]:
@@ -122,14 +175,33 @@ def database_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        code = _code(error)
+        if code in (None, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):  # None: a value that is not valid UTF-8
             raise UserError(f"{path} is damaged: {error}.") from error
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
             raise UserError(f"{path} cannot be written: {error}.") from error
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM):
             raise UserError(f"{path} cannot be opened: {error}.") from error
         raise
+    except UnicodeDecodeError as error:  # an error message of SQLite that quotes damaged text
+        raise UserError(f"{path} is damaged: it has text that is not UTF-8.") from error
+
+
+@contextmanager
+def _any_is_damage(path: Path) -> Iterator[None]:
+    """Turn an error of a statement into UserError, where only the file can be the reason."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if _code(error) in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT):
+            raise UserError(f"{path} is damaged: {error}.") from error
+        raise
+
+
+def _code(error: BaseException | None) -> int | None:
+    """Return the primary error code of SQLite; None if the error has none."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -85,11 +85,11 @@ class Session:
         s = self.store.settings
         try:
             if isinstance(s, NewSettings):
-                pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=None)
+                pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=None, root=offer.root)
                 channels, height, width = pixels.shape
                 self._fix_shape(s, (channels, height, width), offer.id)
             else:
-                pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=s.shape)
+                pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root)
             return Outcome(offer.id, offer.line, new=self.store.add(offer.id, offer.label, pixels))
         except Refused as reason:
             return Outcome(offer.id, offer.line, new=False, error=str(reason))

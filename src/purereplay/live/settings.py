@@ -6,6 +6,8 @@ A state starts with `NewSettings`. Its first image fixes the image shape and tur
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -81,12 +83,43 @@ def new_settings(wanted: Wanted) -> NewSettings:
 
 
 def with_shape(new: NewSettings, shape: Shape) -> StateSettings:
-    """Return the settings once the image shape is known; UserError if the network cannot take such images."""
+    """Return the settings once the image shape is known; UserError if such images cannot be learned."""
     options = _resolved(new, shape)
+    _check_learnable(options, shape)
     make_backbone(options, shape)
     return StateSettings(
         preset=new.preset, seed=new.seed, size=new.size, channels=new.channels, shape=shape, options=options
     )
+
+
+def _check_learnable(options: SprSettings, shape: Shape) -> None:
+    """Raise UserError if images of this shape are too large to learn from."""
+    _, height, width = shape
+    if height * width > MAX_SIZE**2:
+        raise UserError(f"It has {width:,} × {height:,} pixels, more than {MAX_SIZE:,} × {MAX_SIZE:,}.")
+    needed, present = least_memory(options, shape), _memory()
+    if present is not None and needed > present:
+        raise UserError(
+            f"Learning from images of {width:,} × {height:,} pixels needs at least {needed / 2**30:,.0f} GiB, "
+            f"and this machine has {present / 2**30:,.0f} GiB of memory."
+        )
+
+
+def least_memory(options: SprSettings, shape: Shape) -> int:
+    """Return a lower bound of the bytes that learning takes: both buffers, the first layer and one batch of views."""
+    n_inputs = math.prod(shape)
+    buffers = (options.delayed_size + options.purified_size) * n_inputs
+    layer = 4 * 4 * n_inputs * options.hidden if options.network == "mlp" else 0  # weights, gradients and two moments
+    views = 2 * 4 * min(options.base_batch, options.delayed_size) * n_inputs
+    return buffers + layer + views
+
+
+def _memory() -> int | None:
+    """Return the bytes of memory of this machine; None if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
 
 
 def buffer_sizes(settings: NewSettings | StateSettings) -> tuple[int, int]:

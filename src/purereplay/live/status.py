@@ -33,6 +33,7 @@ class Status(TypedDict):
     purified: int
     purified_size: int
     corrected: int
+    corrected_in_purified: int  # of these in the purified buffer now, with the corrected label
     image_shape: Shape | None  # None: no images yet
     preset: str
     seed: int
@@ -43,6 +44,7 @@ class Status(TypedDict):
 def status(store: Store) -> Status:
     """Return the numbers of a state."""
     with store.snapshot():
+        store.check()
 
         def count(sql: str) -> int:
             return int(store.one(sql)[0])
@@ -67,6 +69,9 @@ def status(store: Store) -> Status:
             "purified": count("SELECT count(*) FROM purified"),
             "purified_size": purified_size,
             "corrected": count("SELECT count(DISTINCT position) FROM corrections"),
+            "corrected_in_purified": count(
+                "SELECT count(DISTINCT position) FROM corrections JOIN purified USING (position)"
+            ),
             "image_shape": settings.shape if isinstance(settings, StateSettings) else None,
             "preset": settings.preset,
             "seed": settings.seed,

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +25,14 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.files import disk_errors, held, write_whole
+from purereplay.data.files import disk_errors, write_whole
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport
-from purereplay.live import schema
+from purereplay.live import digests, schema
 from purereplay.live.images import Pixels
 from purereplay.live.items import Refused
+from purereplay.live.same_file import SameFile, only_writer
 from purereplay.live.settings import (
     NewSettings,
     StateSettings,
@@ -64,11 +66,14 @@ class Current(NamedTuple):
 class Store:
     """One state folder, opened by `writing` or `reading`."""
 
-    def __init__(self, folder: Path, database: sqlite3.Connection, settings: NewSettings | StateSettings) -> None:
+    settings: NewSettings | StateSettings
+
+    def __init__(self, folder: Path, database: sqlite3.Connection, opened: list[SameFile]) -> None:
         self.folder = folder
         self.path = folder / DATABASE
         self.database = database
-        self.settings = settings
+        self._opened = opened  # the files of a writer
+        self._tallies: dict[str, digests.Tally] = {}  # of tables that the current transaction changed
 
     # ---------------------------------------------------------------- opening
 
@@ -82,21 +87,30 @@ class Store:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         path = folder / DATABASE
-        with held(folder / ".lock", f"Another process is working on {folder}: wait until it has finished."):
+        with only_writer(folder) as lock:
             if not path.exists() and any(folder.glob("learner-*")):
                 raise UserError(f"{path} is missing, but {folder} holds a learner: restore the file.")
+            with disk_errors(path):
+                opened = [SameFile.create(path)]
             with closing(schema.connect(path, write=True)) as database:
+                opened.append(lock)
+                journal = path.with_name(path.name + "-wal")
+                if journal.exists():  # a file system without shared memory has none
+                    opened.append(SameFile.of(journal))
+                schema.version_of(database, path)
+                schema.check_structure(database, path)
                 schema.migrate(database, path)
-                _check_integrity(database, path)
-                settings = _read_settings(database, path)
+                store = cls(folder, database, opened)
+                with store.snapshot():
+                    store.check()
+                    settings = _read_settings(database, path)
                 if settings is None:
                     if new is None:
                         raise _no_state(folder)
-                    store = cls(folder, database, new)
                     with store.transaction():
                         store.write_settings(new)
                 else:
-                    store = cls(folder, database, settings)
+                    store.settings = settings
                     if wanted is not None:
                         check_same(settings, wanted, folder)
                 yield store
@@ -107,18 +121,38 @@ class Store:
         """Open a state for reading; any number of processes may, also while another one writes."""
         _check_exists(folder)
         path = folder / DATABASE
-        with closing(schema.connect(path, write=False)) as database:
+        with ExitStack() as stack:
+            database = stack.enter_context(closing(schema.connect(path, write=False)))
             if schema.version_of(database, path) < schema.VERSION:
-                with cls.writing(folder, None):
-                    pass  # opening it upgrades it
-            settings = _read_settings(database, path)
+                if _is_writable(folder) and _is_writable(path):
+                    with cls.writing(folder, None):
+                        pass  # opening it upgrades it
+                else:
+                    schema.check_structure(database, path)
+                    database = stack.enter_context(closing(schema.upgraded_copy(database, path)))
+            store = cls(folder, database, [])
+            with store.snapshot():
+                store.check("facts")
+                settings = _read_settings(database, path)
             if settings is None:
                 raise _no_state(folder)
-            yield cls(folder, database, settings)
+            store.settings = settings
+            yield store
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Commit everything that is written within the block, or nothing."""
-        return schema.transaction(self.database, self.path)
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything that is written within the block, or nothing; UserError if the files were replaced."""
+        with schema.transaction(self.database, self.path):
+            self._tallies = {}
+            yield
+            for name, tally in self._tallies.items():
+                digests.record(self.database, name, tally)
+        for file in self._opened:
+            file.check()  # what was committed to a deleted file is lost
+
+    def check(self, *tables: str) -> None:
+        """Raise UserError if tables, by default all, are damaged; call within `snapshot`."""
+        schema.check(self.database, self.path, tables or tuple(digests.COLUMNS))
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Read one consistent moment of the state within the block."""
@@ -132,6 +166,30 @@ class Store:
         """Return the first row of a statement, or None."""
         return next(iter(self.query(sql, values)), None)
 
+    # ---------------------------------------------------------------- writing rows; call within a transaction
+
+    def insert(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        """Add rows to a table and to its digest."""
+        self._insert(table, rows)
+        self._count(table, rows)
+
+    def replace(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        """Replace all rows of a table."""
+        self.query(f"DELETE FROM {table}")
+        self._tallies[table] = digests.Tally()
+        self.insert(table, rows)
+
+    def _insert(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        if rows:
+            places = ", ".join("?" * len(rows[0]))
+            with schema.database_errors(self.path):
+                self.database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+
+    def _count(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        if table not in self._tallies:
+            self._tallies[table] = digests.recorded(self.database, table) or digests.Tally()
+        self._tallies[table] = self._tallies[table].plus(rows)
+
     # ---------------------------------------------------------------- settings
 
     @property
@@ -143,7 +201,7 @@ class Store:
 
     def write_settings(self, settings: NewSettings | StateSettings) -> None:
         """Save the settings; call within a transaction."""
-        self.query("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", [to_text(settings)])
+        self.replace("facts", [("settings", to_text(settings))])
         self.settings = settings
 
     # ---------------------------------------------------------------- samples; call within a transaction
@@ -160,8 +218,9 @@ class Store:
                     raise Refused("was added before with another image: use a new id")
                 raise Refused(f"was added before with the label {found[1]!r}: change it with `purereplay correct`")
             return False
-        values = (self.n_samples, identity, self.code(label), pixels.tobytes(), digest)
-        self.query("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", values)
+        position, code = self.n_samples, self.code(label)
+        self._insert("samples", [(position, identity, code, pixels.tobytes(), digest)])
+        self._count("samples", [(position, identity, code, digest)])
         return True
 
     def code(self, label: str) -> int:
@@ -170,7 +229,7 @@ class Store:
         if found:
             return int(found[0])
         [n] = self.one("SELECT count(*) FROM classes")
-        self.query("INSERT INTO classes VALUES (?, ?)", [n, label])
+        self.insert("classes", [(int(n), label)])
         return int(n)
 
     @property
@@ -233,13 +292,10 @@ class Store:
         content, digest = pack_tensors(tensors, {"taken": taken})
         path = self.folder / f"learner-{digest[:16]}.safetensors"
         write_whole(path, content)
-        self.query("INSERT OR REPLACE INTO learner VALUES (0, ?, ?, ?)", [path.name, digest, taken])
-        self.query("DELETE FROM purified")
-        held_now = [(position,) for position in purified_index.tolist()]
-        with schema.database_errors(self.path):
-            self.database.executemany("INSERT INTO purified VALUES (?)", held_now)
-            if report is not None:
-                self.database.executemany("INSERT INTO decisions VALUES (?, ?, ?, ?, ?)", _decisions(report))
+        self.replace("learner", [(0, path.name, digest, taken)])
+        self.replace("purified", [(position,) for position in purified_index.tolist()])
+        if report is not None:
+            self.insert("decisions", list(_decisions(report)))
         return Current(path, digest, taken)
 
     def classifier_path(self, current: Current) -> Path:
@@ -260,15 +316,12 @@ def _check_exists(folder: Path) -> None:
         raise _no_state(folder)
 
 
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
 def _no_state(folder: Path) -> UserError:
     return UserError(f"{folder} holds no state: create one with `purereplay learn`.")
-
-
-def _check_integrity(database: sqlite3.Connection, path: Path) -> None:
-    """Raise UserError if the structure of the file is damaged; the digests of samples are checked on reading them."""
-    [[found]] = schema.query(database, path, "PRAGMA quick_check(1)")
-    if found != "ok":
-        raise UserError(f"{path} is damaged: {found.splitlines()[-1]}.")
 
 
 def _read_settings(database: sqlite3.Connection, path: Path) -> NewSettings | StateSettings | None:
@@ -290,4 +343,5 @@ def _digest(identity: str, label: str, pixels: Pixels) -> bytes:
 def _decisions(report: FilterReport) -> Iterator[tuple[int, int, float, float, int]]:
     columns = (report.index, report.clean_probability, report.centrality, report.selected_mask)
     for position, probability, centrality, selected in zip(*(c.tolist() for c in columns), strict=True):
-        yield position, report.buffer, probability, centrality, int(selected)
+        # SQLite has no -0.0
+        yield position, report.buffer, float(probability) + 0.0, float(centrality) + 0.0, int(selected)

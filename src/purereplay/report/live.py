@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from purereplay.data.text import printable, spreadsheet_safe
 from purereplay.learners.base import FilterReport
 from purereplay.live.audit import Audited
 from purereplay.live.items import Outcome
@@ -92,7 +93,7 @@ def show_learned(state: Path, done: LearnProgress) -> None:
     """Print the counts of `learn`."""
     out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
     if done.n_scored:
-        command = f"`purereplay audit --state {state} --out audit.csv`"
+        command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
 
 
@@ -100,7 +101,7 @@ def show_refused(outcomes: list[Outcome]) -> None:
     """Name refused items on standard error, one per line."""
     for outcome in outcomes:
         if outcome.error is not None:
-            sys.stderr.write(outcome.sentence + "\n")
+            sys.stderr.write(printable(outcome.sentence) + "\n")
 
 
 def finetuning() -> AbstractContextManager[object]:
@@ -121,7 +122,7 @@ def _readable(answers: Iterable[Prediction], refused: list[Prediction]) -> Itera
     for answer in answers:
         if answer.probabilities is None:
             refused.append(answer)
-            sys.stderr.write(f"{answer.path} {answer.error}\n")
+            sys.stderr.write(printable(f"{answer.path} {answer.error}") + "\n")
         else:
             yield answer, answer.probabilities
 
@@ -132,7 +133,7 @@ def _as_table(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -
     for answer, probabilities in answers:
         best = probabilities.topk(min(2, len(labels)))
         cells = [(labels[i], percent(p)) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-        table.add_row(Text(str(answer.path)), *(Text(text) for cell in cells for text in cell))
+        table.add_row(*(Text(printable(text)) for text in (str(answer.path), *(t for cell in cells for t in cell))))
     out.print(table)
 
 
@@ -145,12 +146,14 @@ def _as_jsonl(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -
 
 
 def _as_csv(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -> None:
+    # a file for a spreadsheet, where a line end within quotes is part of a cell; or text in a terminal
+    shown = printable if sys.stdout.isatty() else spreadsheet_safe
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["image", "label", "probability", *(f"probability of {label}" for label in labels)])
+    writer.writerow(["image", "label", "probability", *(shown(f"probability of {label}") for label in labels)])
     for answer, probabilities in answers:
         texts = [f"{p:.6f}" for p in probabilities.tolist()]
         best = int(probabilities.argmax())
-        writer.writerow([answer.path, labels[best], texts[best], *texts])
+        writer.writerow([shown(str(answer.path)), shown(labels[best]), texts[best], *texts])
 
 
 @contextmanager
@@ -163,17 +166,30 @@ def auditing() -> Iterator[Callable[[int, int], None]]:
 
 def show_audit(path: Path, done: Audited) -> None:
     """Print the counts of an audit."""
-    out.print(f"samples scored: {done.scored:,}, listed in {path} by clean probability, lowest first", markup=False)
+    out.print(
+        f"samples scored: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
+        markup=False,
+    )
     out.print(
         f"of these rejected: {done.rejected:,}; the classifier predicts another label for {done.disputed:,} of them"
     )
 
 
-def show_corrections(outcomes: list[Outcome]) -> int:
-    """Print the counts of corrections; returns how many were refused."""
+def show_corrections(outcomes: list[Outcome], n_held: int, capacity: int) -> int:
+    """Print the counts of corrections, and how many the purified buffer holds; returns how many were refused."""
     show_refused(outcomes)
-    n_new, n_refused = sum(o.new for o in outcomes), sum(o.error is not None for o in outcomes)
-    out.print(f"labels corrected: {n_new:,}, already corrected: {len(outcomes) - n_refused - n_new:,}")
+    n_refused = sum(o.error is not None for o in outcomes)
+    n_samples = len({o.name for o in outcomes if o.error is None})
+    n_new = len({o.name for o in outcomes if o.new})
+    out.print(f"labels corrected: {n_new:,}, already corrected: {n_samples - n_new:,}")
+    out.print(f"of these in the purified buffer: {n_held:,}")
+    if n_held < n_samples:
+        out.print(
+            f"The purified buffer holds {capacity:,} samples, balanced over the labels; the newest corrections stay "
+            f"in it. The other {n_samples - n_held:,} are recorded and listed by `audit`, but not learned from; "
+            "a new state with a larger purified_size holds more.",
+            markup=False,
+        )
     return n_refused
 
 
@@ -187,7 +203,9 @@ def show_status(status: Status, form: str) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for row in status["classes"]:
-        table.add_row(Text(row["label"]), f"{row['samples']:,}", f"{row['scored']:,}", f"{row['rejected']:,}")
+        table.add_row(
+            Text(printable(row["label"])), f"{row['samples']:,}", f"{row['scored']:,}", f"{row['rejected']:,}"
+        )
     out.print(table)
 
 
@@ -200,7 +218,7 @@ def _summary(status: Status) -> Table:
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
     table.add_row("in the purified buffer", f"{status['purified']:,} of {status['purified_size']}")
-    table.add_row("corrected", f"{status['corrected']:,}")
+    table.add_row("corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}")
     table.add_row("created with", f"preset {status['preset']}, seed {status['seed']}")
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")
     return table
