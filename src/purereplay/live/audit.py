@@ -57,6 +57,7 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
 
     `progress` is called with the number of samples written and their total.
     """
+    store.check_destination(out)
 
     def use(current: Current | None) -> Audited:
         classifier = None if current is None else current_classifier(store, current, engine)

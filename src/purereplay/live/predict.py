@@ -64,7 +64,7 @@ def current_classifier(store: Store, current: Current, engine: Engine) -> Classi
         return None
     classifier = learner.classifier()
     with suppress(UserError):  # the file only saves time, and the folder may be read-only
-        write_whole(kept, pack_tensors(classifier.state, {"n_classes": learner.n_classes})[0])
+        write_whole(kept, pack_tensors(classifier.state, {"n_classes": learner.n_classes})[0], private=True)
     return classifier
 
 

@@ -5,12 +5,14 @@ The version is SQLite's `user_version`. A new database passes through the same s
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from purereplay.data.files import disk_errors
 from purereplay.errors import UserError
 
 # script i upgrades version i to version i + 1
@@ -59,6 +61,10 @@ VERSION = len(SCRIPTS)
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
     """Open a database, or create it if `write` is set; every commit is on the disk when it returns."""
     mode = "rwc" if write else "ro"
+    if write:
+        with disk_errors(path), suppress(FileExistsError):
+            # readable by its owner only; SQLite gives the files beside it the same rights
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with database_errors(path):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=30)
         try:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.files import disk_errors, held, write_whole
+from purereplay.data.files import disk_errors, held, parts_of, write_whole
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport
@@ -42,6 +44,8 @@ from purereplay.live.settings import (
 )
 
 DATABASE = "state.sqlite"
+_WRITTEN = parts_of(r"(?:learner|classifier)-[0-9a-f]{16}\.safetensors")  # by `write_learner` and `predict`
+_OWN = re.compile(rf"{_WRITTEN.pattern}|{re.escape(DATABASE)}(?:-wal|-shm|-journal)?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -80,10 +84,11 @@ class Store:
         if wanted is None:
             _check_exists(folder)
         with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / DATABASE
-        with held(folder / ".lock", f"Another process is working on {folder}: wait until it has finished."):
-            if not path.exists() and any(folder.glob("learner-*")):
+        busy = f"Another process is working on {folder}: wait until it has finished."
+        with held(folder / ".lock", busy, private=True):
+            if not path.exists() and any(_WRITTEN.fullmatch(found.name) for found in folder.glob("learner-*")):
                 raise UserError(f"{path} is missing, but {folder} holds a learner: restore the file.")
             with closing(schema.connect(path, write=True)) as database:
                 schema.migrate(database, path)
@@ -232,7 +237,7 @@ class Store:
         """Save a learner and its decisions within a transaction; call `tidy` after the commit."""
         content, digest = pack_tensors(tensors, {"taken": taken})
         path = self.folder / f"learner-{digest[:16]}.safetensors"
-        write_whole(path, content)
+        write_whole(path, content, private=True)
         self.query("INSERT OR REPLACE INTO learner VALUES (0, ?, ?, ?)", [path.name, digest, taken])
         self.query("DELETE FROM purified")
         held_now = [(position,) for position in purified_index.tolist()]
@@ -251,8 +256,17 @@ class Store:
         keep = {current.path, self.classifier_path(current)}
         with disk_errors(self.folder):
             for path in [*self.folder.glob("learner-*"), *self.folder.glob("classifier-*")]:
-                if path not in keep:
+                if path not in keep and _WRITTEN.fullmatch(path.name) and path.is_file():
                     path.unlink(missing_ok=True)
+
+    def check_destination(self, out: Path) -> None:
+        """Raise UserError if `out` is one of the state's own files, also under another name."""
+        own = [path for path in self.folder.iterdir() if _OWN.fullmatch(path.name)]
+        same = any(path.samefile(out) for path in own if path.exists()) if out.exists() else False
+        target = Path(os.path.realpath(out))
+        inside = target.parent == Path(os.path.realpath(self.folder)) and _OWN.fullmatch(target.name) is not None
+        if same or inside:
+            raise UserError(f"{out} belongs to the state {self.folder}: choose another file.")
 
 
 def _check_exists(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from purereplay.data.files import disk_errors
+from purereplay.data.files import disk_errors, whole_file
 from purereplay.errors import UserError
 from purereplay.evaluate.results import RunDirectory
 
@@ -52,8 +52,9 @@ def save(figure: Figure, path: Path) -> None:
     """Write a picture; the ending of the path decides its format."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part:
         try:
-            figure.savefig(path, dpi=130)
+            figure.savefig(part, format=path.suffix.removeprefix("."), dpi=130)
         except ValueError:
             raise UserError(f"{path.name} is no picture file: use the ending .png, .svg or .pdf.") from None
 
