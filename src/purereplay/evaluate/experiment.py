@@ -20,6 +20,7 @@ import torch
 
 import purereplay
 from purereplay.data.datasets import Dataset
+from purereplay.data.forms import Limits
 from purereplay.data.streams import Stream
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.estimate import count_steps
@@ -32,6 +33,7 @@ from purereplay.learners.base import DataSpec, Learner, Report, Workload
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks
 from purereplay.nets.lockstep import Account
+from purereplay.nets.networks import State
 
 _FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: a run that is often killed still advances
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them
@@ -49,6 +51,7 @@ class Experiment:
     learner: Learner[Report]
     engine: Engine
     workload: Workload
+    limits: Limits  # of labels and indices in the learner's state
     features_digest: str | None  # of the user's own features, if there are any
     position: int = 0  # samples of the stream taken so far
     finished: bool = False  # whether the end of the stream was passed to the learner
@@ -138,9 +141,17 @@ class Experiment:
             raise UserError(f"The stream differs from the one that {self.run.path} began with: check the data files.")
         if facts["features"] != self.features_digest:
             raise UserError(f"{self.settings.features_file} changed since {self.run.path} began.")
-        self.learner.load(tensors)
+        self._load(tensors)
         self.position, self.finished, self.n_ended = facts["position"], facts["finished"], facts["n_ended"]
         self.account.seconds, self.account.steps = facts["seconds"], facts["steps"]
+
+    def _load(self, tensors: State) -> None:
+        """Restore the learner; UserError if it is not one of this run."""
+        try:
+            self.learner.restore(tensors, self.limits)
+        except ValueError as error:
+            where = self.run.path / "checkpoints"
+            raise UserError(f"The newest checkpoint in {where} cannot be used: {error}; delete it.") from None
 
     def _result(self) -> Line:
         s, seconds = self.settings, self.account.seconds
@@ -196,6 +207,7 @@ def prepare(
         learner=make_learner(settings, data, engine),
         engine=engine,
         workload=count_steps(settings, stream.task_ends),
+        limits=Limits(data.n_classes, data.n_samples),
         features_digest=_features_digest(data),
     )
     if resume:

@@ -227,7 +227,7 @@ class Store:
             saved = unpack_tensors(current.path)
         except ValueError as error:
             raise UserError(f"{current.path} {error}.") from None
-        if saved.digest != current.digest:
+        if saved.digest != current.digest or saved.facts.get("taken") != current.taken:
             raise UserError(f"{current.path} is damaged: it is not the file that {DATABASE} names.")
         return saved.tensors
 
