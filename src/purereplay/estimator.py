@@ -387,7 +387,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             tensors, facts, _ = unpack_tensors(Path(path))
         except ValueError as error:
             raise UserError(f"{path} {error}.") from error
-        if facts.get("format") not in (1, FORMAT):
+        if type(facts.get("format")) is not int or facts["format"] not in (1, FORMAT):
             raise UserError(f"{path} has format {facts.get('format')!r}, this version reads format {FORMAT}.")
         try:
             check_facts(facts)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 _UNSEALED = {"facts", "digest"}  # metadata of a file of version 0.1.0
@@ -41,9 +40,10 @@ def unpack_tensors(path: Path) -> Packed:
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a regular file")
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
+        # read at once, not memory-mapped: a later change of the file must not change tensors that were checked
+        content = path.read_bytes()
+        tensors = load(content)
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         digest = _digest(tensors)
         if metadata.keys() - {"seal"} != _UNSEALED:
             raise ValueError("it holds no digest, or unknown metadata")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from purereplay.data.forms import check_forms, forms_like
+from purereplay.data.forms import Form, check_forms, forms_like, n_rows
 from purereplay.data.labels import label_from_json, read_labels
 from purereplay.learners.base import DataSpec
 from purereplay.learners.settings import from_json
@@ -63,7 +63,9 @@ def read_saved_labels(saved: list[Any]) -> list[Hashable]:
 
 
 def check_options(facts: dict[str, Any], tensors: State) -> None:
-    """Check the settings of a saved estimator, and that its network has the sizes of the saved base."""
+    """Check the settings of a saved estimator, the sizes of its network, and the form of its names of samples."""
+    names = {name: t for name, t in tensors.items() if name == "sample_ids"}
+    check_forms(names, {"sample_ids": Form(torch.uint8, (n_rows(tensors, "sample_ids"),))})
     known = {f.name for f in fields(SprSettings)}
     if facts["options"].keys() != known:
         raise ValueError(f"its settings differ in {_short(sorted(facts['options'].keys() ^ known))}")
