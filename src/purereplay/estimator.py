@@ -24,13 +24,14 @@ from torch import Tensor
 
 from purereplay.data.arrays import Shape, as_given, describe, is_vectors, read_samples
 from purereplay.data.files import write_whole
-from purereplay.data.labels import LabelBook, in_order, label_array, label_from_json, label_to_json, read_labels
+from purereplay.data.labels import LabelBook, in_order, label_array, label_to_json, read_labels
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, UserError
 from purereplay.learners.base import DataSpec
 from purereplay.learners.recorded import RecordedLearner
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
+from purereplay.learners.saved import check_facts, check_options, read_saved_labels
 from purereplay.learners.settings import DataFacts, from_json, resolve
 from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.settings import SprSettings
@@ -386,13 +387,18 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             tensors, facts, _ = unpack_tensors(Path(path))
         except ValueError as error:
             raise UserError(f"{path} {error}.") from error
-        if facts.get("format") == 1:
-            facts = _from_format_1(facts)
-        if facts.get("format") != FORMAT:
+        if type(facts.get("format")) is not int or facts["format"] not in (1, FORMAT):
             raise UserError(f"{path} has format {facts.get('format')!r}, this version reads format {FORMAT}.")
-        facts["labels"] = [label_from_json(label) for label in facts["labels"]]
-        loaded = cls(**facts["params"])
-        loaded._restore(facts, tensors)
+        try:
+            check_facts(facts)
+            if facts["format"] == 1:
+                facts = _from_format_1(facts)
+            check_options(facts, tensors)
+            loaded = cls(**facts["params"])
+            loaded._restore(facts | {"labels": read_saved_labels(facts["labels"])}, tensors)
+        except (UserError, ValueError, TypeError, LookupError, RuntimeError, MemoryError, OverflowError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+            raise UserError(f"{path} cannot be used: {reason}; restore it from a copy.") from error
         return loaded
 
     def _facts(self) -> dict[str, Any]:
@@ -414,9 +420,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         options = from_json(SprSettings, facts["options"])
         self._build(options, tuple(facts["shape"]), facts["vectors"], facts["seed"])
         self._know(facts["labels"])
-        self._recorded.load({name: t for name, t in tensors.items() if name != "sample_ids"})
         self._names.load(tensors["sample_ids"])
-        self.n_seen_ = self._names.n
+        self._recorded.restore({name: t for name, t in tensors.items() if name != "sample_ids"})
+        self.n_seen_ = int(self._recorded.n_given.sum())
+        if self._names.n != self.n_seen_:
+            raise ValueError(f"{self._names.n} samples have names, but {self.n_seen_} were given")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles between processes; `save` is for files."""

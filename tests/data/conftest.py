@@ -23,6 +23,12 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return data, cache / "purereplay"
 
 
+@pytest.fixture
+def unofficial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept small files of the tests instead of official ones with known checksums."""
+    monkeypatch.setattr("purereplay.data.loaders.known_checksum", lambda source, name: None)
+
+
 def idx_bytes(array: np.ndarray) -> bytes:
     header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, dtype=">u4").tobytes()
     return header + array.astype(np.uint8).tobytes()

@@ -81,6 +81,7 @@ def test_mnist_that_does_not_hang_together(
             load("mnist", download=False)
 
 
+@pytest.mark.usefixtures("unofficial")
 @pytest.mark.parametrize("below", ["cifar10", "cifar10/cifar-10-batches-py", "cifar-10-batches-py", "."])
 def test_cifar10(places: tuple[Path, Path], write_files: Write, cifar10_files: dict[str, bytes], below: str) -> None:
     write_files(places[0] / below, cifar10_files)
@@ -92,6 +93,7 @@ def test_cifar10(places: tuple[Path, Path], write_files: Write, cifar10_files: d
     assert cifar.test_labels.tolist() == pickle.loads(cifar10_files["test_batch"])["labels"]
 
 
+@pytest.mark.usefixtures("unofficial")
 def test_truncated_cifar10_is_named(
     places: tuple[Path, Path], write_files: Write, cifar10_files: dict[str, bytes]
 ) -> None:
@@ -104,6 +106,7 @@ def test_truncated_cifar10_is_named(
         load("cifar10", download=False)
 
 
+@pytest.mark.usefixtures("unofficial")
 def test_cifar100(places: tuple[Path, Path], write_files: Write, cifar100_files: dict[str, bytes]) -> None:
     write_files(places[0] / "cifar-100-python", cifar100_files)
     cifar = load("cifar100", download=False)
@@ -117,6 +120,7 @@ def test_cifar100(places: tuple[Path, Path], write_files: Write, cifar100_files:
         load("cifar100", download=False)
 
 
+@pytest.mark.usefixtures("unofficial")
 @pytest.mark.parametrize("form", ["npz", "pt"])
 @pytest.mark.parametrize("below", ["cifar-n", "cifar10n"])
 def test_cifar10n(

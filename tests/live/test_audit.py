@@ -179,7 +179,7 @@ def test_corrections_stay_while_learning_continues(state):
 
 def test_an_interrupted_correction_changes_nothing(state, monkeypatch):
     before = fingerprint(state)
-    monkeypatch.setattr("purereplay.live.store.write_whole", lambda *_: (_ for _ in ()).throw(UserError("full")))
+    monkeypatch.setattr("purereplay.live.store.write_whole", lambda *_, **__: (_ for _ in ()).throw(UserError("full")))
     with pytest.raises(UserError, match="full"):
         fix(state, "id,label\ns1,brand new\n")
     assert fingerprint(state) == before

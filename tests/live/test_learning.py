@@ -78,12 +78,12 @@ def test_interrupted_at_any_step_the_result_is_the_same(whole, tmp_path, monkeyp
             if calls == when:
                 raise Kill
 
-    def write(path: Path, content: bytes) -> None:
+    def write(path: Path, content: bytes, *, private: bool) -> None:
         strike("write_whole")
         if where == "half-written" and calls + 1 == when:
             path.with_name(path.name + ".part").write_bytes(content[:100])
         strike("half-written")
-        real_write(path, content)
+        real_write(path, content, private=private)
         strike("commit")  # the file is written, and the database does not name it yet
 
     def tidy(self, current) -> None:

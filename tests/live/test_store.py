@@ -320,7 +320,8 @@ def test_settings_of_another_version_are_reported(state, facts):
 
 
 def test_partly_written_files_of_a_killed_process_are_removed(state):
-    for name in ("learner-0123456789abcdef.safetensors", "learner-x.safetensors.part", "classifier-y.safetensors"):
+    one = "0123456789abcdef"
+    for name in (f"learner-{one}.safetensors", f"learner-{one}.safetensors.part", f"classifier-{one}.safetensors"):
         (state / name).write_bytes(b"half")
     (state / "mine.txt").write_text("keep me")
     with tiny(state):

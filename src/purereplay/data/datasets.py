@@ -40,7 +40,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images and labels as loaded; the sizes are those of the files, which may be smaller than the official ones."""
+    """Images and labels as loaded; the sizes are those of the files."""
 
     info: DatasetInfo
     images: Images  # (N, C, H, W); WebVision's are a read-only memory map

@@ -6,6 +6,7 @@ line.
 """
 
 import http.client
+import os
 import shutil
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ from purereplay.errors import UserError
 
 _CHUNK = 1 << 18  # bytes
 _TIMEOUT = 30.0  # seconds without a response or a byte
+_LIMIT = 2**30  # bytes
 _ATTEMPTS = 4  # per address, as long as each receives new bytes
 
 
@@ -30,21 +32,29 @@ class _CutShort(ConnectionError):
     """The server closed the connection before the end of the file."""
 
 
+class _TooLong(Exception):
+    """The server offers more bytes than the file may have."""
+
+
 def download(
     urls: Sequence[str],
     destination: Path,
     *,
     checksum: str,
+    limit: int = _LIMIT,
     progress: Progress | None = None,
     timeout: float = _TIMEOUT,
 ) -> Path:
-    """Download to `destination`; `checksum` is "md5:…" or "sha256:…". After a failure, the bytes received are kept."""
+    """Download to `destination`; `checksum` is "md5:…" or "sha256:…". After a failure, the bytes received are kept.
+
+    A file of more than `limit` bytes is not downloaded.
+    """
     with disk_errors(destination):
         destination.parent.mkdir(parents=True, exist_ok=True)
     part = destination.with_name(destination.name + ".part")
     reasons = []
     for url in urls:
-        reason = _try(url, part, checksum=checksum, progress=progress, timeout=timeout)
+        reason = _try(url, part, checksum=checksum, limit=limit, progress=progress, timeout=timeout)
         if reason is None:
             verify(part, checksum, name=destination.name)
             move_into_place(part, destination)
@@ -53,14 +63,17 @@ def download(
     raise DownloadFailed(f"{destination.name} could not be downloaded ({'; '.join(reasons)}).")
 
 
-def _try(url: str, part: Path, *, checksum: str, progress: Progress | None, timeout: float) -> str | None:
+def _try(url: str, part: Path, *, checksum: str, limit: int, progress: Progress | None, timeout: float) -> str | None:
     """Download `url` into `part`, resuming while that receives new bytes; return the reason of a final failure."""
     reason = ""
     for _ in range(_ATTEMPTS):
         before = _size(part)
         try:
-            _fetch(url, part, checksum=checksum, progress=progress, timeout=timeout)
+            _fetch(url, part, checksum=checksum, limit=limit, progress=progress, timeout=timeout)
             return None
+        except _TooLong as error:
+            part.unlink(missing_ok=True)
+            return str(error)
         except urllib.error.HTTPError as error:
             return f"the server answered {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
@@ -70,7 +83,7 @@ def _try(url: str, part: Path, *, checksum: str, progress: Progress | None, time
     return reason
 
 
-def _fetch(url: str, part: Path, *, checksum: str, progress: Progress | None, timeout: float) -> None:
+def _fetch(url: str, part: Path, *, checksum: str, limit: int, progress: Progress | None, timeout: float) -> None:
     """Make one request: append the missing bytes to `part`, or rewrite it if the server does not resume."""
     done = _size(part)
     try:
@@ -90,11 +103,14 @@ def _fetch(url: str, part: Path, *, checksum: str, progress: Progress | None, ti
         done = done if resumed else 0
         length = response.headers.get("Content-Length")
         total = done + int(length) if length and length.isdigit() else None
+        if max(done, total or 0) > limit:
+            raise _TooLong(f"the server announces {total or done:,} bytes, more than the {limit:,} that are allowed")
         _check_space(part, None if total is None else total - done)
         with disk_errors(part):
-            file = part.open("ab" if resumed else "wb")
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resumed else os.O_TRUNC)
+            file = os.fdopen(os.open(part, flags | getattr(os, "O_NOFOLLOW", 0), 0o666), "wb")
         with file:
-            _copy(response, file, part, done=done, total=total, progress=progress)
+            _copy(response, file, part, done=done, total=total, limit=limit, progress=progress)
 
 
 def _open(url: str, start: int, *, timeout: float) -> http.client.HTTPResponse:
@@ -109,10 +125,19 @@ def _open(url: str, start: int, *, timeout: float) -> http.client.HTTPResponse:
 
 
 def _copy(
-    response: IO[bytes], file: IO[bytes], part: Path, *, done: int, total: int | None, progress: Progress | None
+    response: IO[bytes],
+    file: IO[bytes],
+    part: Path,
+    *,
+    done: int,
+    total: int | None,
+    limit: int,
+    progress: Progress | None,
 ) -> None:
     name = part.name.removesuffix(".part")
     while chunk := response.read(_CHUNK):
+        if done + len(chunk) > limit:
+            raise _TooLong(f"the server sends more than the {limit:,} bytes that are allowed")
         with disk_errors(part):
             file.write(chunk)
         done += len(chunk)

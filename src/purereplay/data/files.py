@@ -5,12 +5,20 @@ Used for all output: downloads, members of archives, decoded images, run directo
 
 import hashlib
 import os
+import re
+import secrets
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from purereplay.errors import UserError
+
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+_TOKEN = 8  # random bytes in the name of a partly written file
+_NAME = 50  # characters of the destination in that name; file systems allow 255 bytes
 
 
 def verify(path: Path, checksum: str, *, name: str) -> None:
@@ -51,30 +59,62 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; the file is renamed to `path` at the end, or removed on an error."""
-    part = path.with_name(path.name + ".part")
+def whole_file(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Yield a path to write to; the file is renamed to `path` at the end, or removed on an error.
+
+    A link is followed. A device or a pipe cannot be replaced by a rename, so it is written into directly. With
+    `private` only the owner may read the file, and a link is replaced.
+    """
     with disk_errors(path):
+        target = path if private else _followed(path)
+        if not private and _is_special(target):
+            yield target
+            return
+        part = _new_part(target, 0o600 if private else 0o666)
         try:
             yield part
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-    move_into_place(part, path)
+    move_into_place(part, target)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its destination and rename it; an error leaves nothing behind."""
-    with whole_file(path) as part:
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file beside its destination and rename it; an error leaves nothing behind. See `whole_file`."""
+    with whole_file(path, private=private) as part:
         part.write_bytes(content)
+
+
+def parts_of(names: str) -> re.Pattern[str]:
+    """Return a pattern of file names that match the expression `names`, and of their partly written files."""
+    return re.compile(rf"(?:{names})(?:(?:\.[0-9a-f]{{{2 * _TOKEN}}})?\.part)?", re.ASCII)
+
+
+def _new_part(target: Path, mode: int) -> Path:
+    """Create an empty file beside `target`; nobody can guess its name, and no two writers share one."""
+    part = target.with_name(f"{target.name[:_NAME]}.{secrets.token_hex(_TOKEN)}.part")
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, mode))
+    return part
+
+
+def _followed(path: Path) -> Path:
+    """Return the file that a link points to, also if it is missing; other paths unchanged."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _is_special(path: Path) -> bool:
+    """Return whether `path` is a device, a pipe or a socket."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 @contextmanager
 def wait_for_lock(lock: Path) -> Iterator[None]:
     """Wait for an exclusive lock; it ends with the process. Without support by the file system there is no lock."""
-    with disk_errors(lock):
-        file = lock.open("ab")
-    with file:
+    with _opened_lock(lock, 0o666) as file:
         with suppress(OSError):
             if sys.platform == "win32":
                 import msvcrt
@@ -88,14 +128,22 @@ def wait_for_lock(lock: Path) -> Iterator[None]:
 
 
 @contextmanager
-def held(lock: Path, busy: str) -> Iterator[None]:
-    """Hold an exclusive lock, or raise UserError(busy) if another process has it; it ends with the process."""
-    with disk_errors(lock):
-        file = lock.open("ab")
-    with file:
+def held(lock: Path, busy: str, *, private: bool = False) -> Iterator[None]:
+    """Hold an exclusive lock, or raise UserError(busy) if another process has it; it ends with the process.
+
+    With `private` only the owner may open a new lock file.
+    """
+    with _opened_lock(lock, 0o600 if private else 0o666) as file:
         if not _try_lock(file.fileno()):
             raise UserError(busy)
         yield
+
+
+def _opened_lock(lock: Path, mode: int) -> IO[bytes]:
+    """Open or create a lock file; a link is an error, and a pipe does not block."""
+    with disk_errors(lock):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
+        return os.fdopen(os.open(lock, flags, mode), "ab")
 
 
 def _try_lock(descriptor: int) -> bool:

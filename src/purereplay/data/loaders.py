@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from purereplay.data import readers
+from purereplay.data import official, readers
 from purereplay.data.catalogue import CIFAR100_SUPERCLASS
 from purereplay.data.seeds import derive_seed
+from purereplay.data.sources import Source, known_checksum
 from purereplay.errors import UserError
 
 Images = NDArray[np.uint8]
@@ -54,10 +55,10 @@ def read_cifar10(folder: Path) -> Parts:
     """Read the five training batches in order, and the test batch."""
     images, labels = [], []
     for number in range(1, 6):
-        batch_images, (batch_labels,) = readers.read_cifar(folder / f"data_batch_{number}", "labels")
+        batch_images, (batch_labels,) = _read_cifar(official.CIFAR10, folder / f"data_batch_{number}", "labels")
         images.append(batch_images)
         labels.append(batch_labels)
-    test_images, (test_labels,) = readers.read_cifar(folder / "test_batch", "labels")
+    test_images, (test_labels,) = _read_cifar(official.CIFAR10, folder / "test_batch", "labels")
     return Parts(np.concatenate(images), np.concatenate(labels), test_images, test_labels)
 
 
@@ -70,7 +71,8 @@ def read_human_labels(folder: Path, base: str, label_set: str, *, true_labels: L
     """Read CIFAR-N's `label_set` for `base` ("cifar10" or "cifar100"), and check that it is in the official order."""
     candidates = (folder / f"CIFAR-{base.removeprefix('cifar')}_human.pt", folder / f"{base}n_labels.npz")
     path = next(candidate for candidate in candidates if candidate.is_file())
-    sets = readers.read_label_sets(path)
+    source = {"cifar10": official.CIFAR10N, "cifar100": official.CIFAR100N}[base]
+    sets = readers.read_label_sets(path, checksum=known_checksum(source, path.name))
     for key in ("clean_label", label_set):
         if key not in sets:
             raise UserError(f"{path} has no labels called {key!r}.")
@@ -79,6 +81,11 @@ def read_human_labels(folder: Path, base: str, label_set: str, *, true_labels: L
     if sets[label_set].shape != true_labels.shape:
         raise UserError(f"{path} has {len(sets[label_set])} labels for {len(true_labels)} images.")
     return sets[label_set]
+
+
+def _read_cifar(source: Source, path: Path, *label_keys: str) -> tuple[Images, tuple[Labels, ...]]:
+    """Read a pickled batch, after its checksum was compared with the official one."""
+    return readers.read_cifar(path, *label_keys, checksum=known_checksum(source, path.name))
 
 
 def _read_mnist_part(folder: Path, prefix: str) -> tuple[Images, Labels]:
@@ -94,7 +101,7 @@ def _read_mnist_part(folder: Path, prefix: str) -> tuple[Images, Labels]:
 
 
 def _read_cifar100_part(path: Path) -> tuple[Images, Labels]:
-    images, (fine, coarse) = readers.read_cifar(path, "fine_labels", "coarse_labels")
+    images, (fine, coarse) = _read_cifar(official.CIFAR100, path, "fine_labels", "coarse_labels")
     if not np.array_equal(coarse, np.array(CIFAR100_SUPERCLASS)[np.clip(fine, 0, 99)]):
         raise UserError(f"{path} is damaged: its coarse labels are not the superclasses of its fine ones.")
     return images, fine

@@ -64,6 +64,25 @@ class SampleNames:
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def load(self, state: Tensor) -> None:
-        self.n, numbers, names = json.loads(state.numpy().tobytes())
+        """Restore a state returned by `state`; ValueError if it cannot be one."""
+        self.n, numbers, names = _checked(json.loads(state.numpy().tobytes()))
         self._names = dict(zip(numbers, names, strict=True))
         self._taken = set(names)
+
+
+def _checked(content: Any) -> tuple[int, list[int], list[Name]]:
+    """Return n, numbers and names of a saved state; ValueError unless every sample has exactly one name."""
+    if not (isinstance(content, list) and len(content) == 3):
+        raise ValueError("the names of samples are not a list of three parts")
+    n, numbers, names = content
+    if type(n) is not int or n < 0 or not isinstance(numbers, list) or not isinstance(names, list):
+        raise ValueError("the names of samples are not a number and two lists")
+    if any(type(i) is not int or not 0 <= i < n for i in numbers) or len(set(numbers)) < len(numbers):
+        raise ValueError(f"the names of samples belong to numbers that are not distinct or not below {n}")
+    if len(names) != len(numbers) or any(type(name) not in (int, str) for name in names):
+        raise ValueError("a name of a sample is missing, or not text or a whole number")
+    named = set(numbers)
+    clash = any(type(name) is int and 0 <= name < n and name not in named for name in names)
+    if clash or len(set(names)) < len(names):
+        raise ValueError("two samples have the same name")
+    return n, numbers, names

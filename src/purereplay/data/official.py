@@ -20,7 +20,7 @@ MNIST = Source(
     folders=("mnist", "MNIST/raw", "mnist/MNIST/raw", "."),
     files=(tuple(_MNIST), tuple(name.removesuffix(".gz") for name in _MNIST)),
     remote=tuple(
-        Remote(name=name, urls=tuple(host + name for host in _MNIST_HOSTS), checksum=f"md5:{md5}")
+        Remote(name=name, urls=tuple(host + name for host in _MNIST_HOSTS), checksum=f"md5:{md5}", limit=2**24)
         for name, md5 in _MNIST.items()
     ),
 )

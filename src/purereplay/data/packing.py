@@ -1,6 +1,8 @@
-"""Tensors and a few facts in one safetensors file that carries a digest of its tensors; nothing is pickled.
+"""Tensors and a few facts in one safetensors file that carries digests of all its contents; nothing is pickled.
 
-Used by checkpoints, state folders and saved estimators. `files.write_whole` puts the bytes on the disk.
+Used by checkpoints, state folders and saved estimators. `files.write_whole` puts the bytes on the disk. `digest` covers
+the tensors and identifies them: it names files of a state. `seal` covers the digest and the facts. Files of version
+0.1.0 have no seal. A file with any other metadata is refused, so a damaged name cannot hide a seal.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
+
+_UNSEALED = {"facts", "digest"}  # metadata of a file of version 0.1.0
 
 
 class Packed(NamedTuple):
@@ -25,26 +28,37 @@ class Packed(NamedTuple):
 
 
 def pack_tensors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[bytes, str]:
-    """Return the bytes of a file with tensors, facts and a digest of the tensors, and that digest."""
+    """Return the bytes of a file with tensors, facts and their digests, and the digest of the tensors."""
     # copies, since the format does not allow tensors that share memory
     whole = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    digest = _digest(whole)
-    return save(whole, {"facts": json.dumps(facts), "digest": digest}), digest
+    digest, text = _digest(whole), json.dumps(facts)
+    return save(whole, {"facts": text, "digest": digest, "seal": _seal(digest, text)}), digest
 
 
 def unpack_tensors(path: Path) -> Packed:
     """Return the contents of a packed file; ValueError with the reason if it is missing, damaged or of another kind."""
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata()
-        packed = Packed(tensors, json.loads(metadata["facts"]), _digest(tensors))
-        stated = metadata["digest"]
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"cannot be read: {error}") from error
-    if packed.digest != stated:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        # read at once, not memory-mapped: a later change of the file must not change tensors that were checked
+        content = path.read_bytes()
+        tensors = load(content)
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+        digest = _digest(tensors)
+        if metadata.keys() - {"seal"} != _UNSEALED:
+            raise ValueError("it holds no digest, or unknown metadata")
+    except Exception as error:  # a damaged file can raise nearly anything, such as errors of the parser's own types
+        raise ValueError(f"cannot be read: {_one_line(error)}") from error
+    sealed = metadata.get("seal", _seal(digest, metadata["facts"]))
+    if digest != metadata["digest"] or sealed != _seal(digest, metadata["facts"]):
         raise ValueError("is damaged: its contents do not match its digest")
-    return packed
+    try:
+        facts = json.loads(metadata["facts"])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be read: {_one_line(error)}") from error
+    if not isinstance(facts, dict):
+        raise ValueError("cannot be read: its facts are not a JSON object")
+    return Packed(tensors, facts, digest)
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -54,3 +68,11 @@ def _digest(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
         digest.update(t.numpy().reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _seal(digest: str, facts: str) -> str:
+    return hashlib.sha256(f"{digest} {facts}".encode()).hexdigest()
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")

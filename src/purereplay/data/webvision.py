@@ -100,7 +100,9 @@ def _decode_all(paths: list[Path], decoded: Path, *, progress: Progress | None) 
     """
     part = decoded.with_name(decoded.name + ".part")
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), 3, SIZE, SIZE)}
-    with disk_errors(part), part.open("wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with disk_errors(part):
+        part.unlink(missing_ok=True)  # of a killed process; the lock excludes a second writer
+    with disk_errors(part), part.open("xb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(paths), _CHUNK):
             # Pillow releases the interpreter's lock, so threads are enough

@@ -20,6 +20,7 @@ import torch
 
 import purereplay
 from purereplay.data.datasets import Dataset
+from purereplay.data.forms import Limits
 from purereplay.data.streams import Stream
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.estimate import count_steps
@@ -33,6 +34,7 @@ from purereplay.learners.base import Learner, Report, Workload
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks
 from purereplay.nets.lockstep import Account
+from purereplay.nets.networks import State
 
 _FIRST_CHECKPOINT = 1.0  # seconds until a process writes its first one: a run that is often killed still advances
 _CHECKPOINT_SECONDS = 10.0  # least time between two of them
@@ -60,6 +62,7 @@ class Experiment:
     engine: Engine
     workload: Workload
     data_digests: dict[str, str | None]  # of all data that enter the numbers; None: there are none of this kind
+    limits: Limits  # of labels and indices in the learner's state
     position: int = 0  # samples of the stream taken so far
     finished: bool = False  # whether the end of the stream was passed to the learner
     n_ended: int = 0  # task ends passed to the learner, if it wants them
@@ -151,7 +154,7 @@ class Experiment:
         tensors = self.run.restore(check)
         if tensors is None:
             return
-        self.learner.load(tensors)
+        self._load(tensors)
         self.position, self.finished, self.n_ended = (restored[key] for key in ("position", "finished", "n_ended"))
         self.account.seconds, self.account.steps = restored["seconds"], restored["steps"]
 
@@ -181,6 +184,14 @@ class Experiment:
                 raise UserError(
                     f"{path / 'settings.json'} changed since the run began: {name} was {value}, and is {own[name]}."
                 )
+
+    def _load(self, tensors: State) -> None:
+        """Restore the learner; UserError if it is not one of this run."""
+        try:
+            self.learner.restore(tensors, self.limits)
+        except ValueError as error:
+            where = self.run.path / "checkpoints"
+            raise UserError(f"The newest checkpoint in {where} cannot be used: {error}; delete it.") from None
 
     def _result(self) -> Line:
         s, seconds = self.settings, self.account.seconds
@@ -239,6 +250,7 @@ def prepare(
         engine=engine,
         workload=count_steps(settings, stream.task_ends),
         data_digests=data_digests(dataset, data.features),
+        limits=Limits(data.n_classes, data.n_samples),
     )
     if locks is not None:
         locks.enter_context(experiment.run.locked())

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
+from purereplay.data.forms import COUNT, Form, Forms, Limits, check_forms, forms_like
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks
 from purereplay.nets.lockstep import drive
-from purereplay.nets.networks import State
+from purereplay.nets.networks import State, is_trained
 
 PIECE = 1000  # samples that a learner without delayed buffers takes at once
 
@@ -122,6 +123,22 @@ class Learner(ABC, Generic[ReportT]):
     def load(self, state: State) -> None:
         """Restore a state returned by `state`."""
 
+    def forms(self, state: State, limits: Limits) -> Forms | None:
+        """Return the forms that the tensors of a saved `state` must have; None: they are not checked."""
+        return None
+
+    def restore(self, state: State, limits: Limits) -> None:
+        """Check a saved state and load it; ValueError with the reason if it is not a state of this learner."""
+        forms = self.forms(state, limits)
+        if forms is not None:
+            # a subclass may save more than its base class knows
+            others = self.state().keys() - forms.keys()
+            check_forms({name: t for name, t in state.items() if name not in others}, forms)
+        try:
+            self.load(state)
+        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError(str(error).partition("\n")[0].rstrip(".") or type(error).__name__) from error
+
     def observe(self, batch: Batch) -> list[ReportT]:
         """Take samples and do all the work they cause."""
         self.take(batch)
@@ -141,3 +158,11 @@ class Learner(ABC, Generic[ReportT]):
         while self.pending:
             reports.append(drive(self.work(), self.engine))
         return [report for report in reports if report is not None]
+
+
+def optimizer_forms(weights: State) -> Forms:
+    """Return the forms of Adam's moments and step count for a network with these weights."""
+    trained = {name: form for name, form in forms_like(weights).items() if is_trained(name)}
+    means = {f"mean.{name}": form for name, form in trained.items()}
+    squares: dict[str, Form] = {f"square.{name}": form._replace(least=0) for name, form in trained.items()}
+    return {"step": COUNT} | means | squares

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
+from purereplay.data.forms import MOST, Form, Forms, Limits, batch_forms, check_forms, n_rows, total, with_prefix
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
@@ -134,6 +135,44 @@ class RecordedLearner:
         state |= prefixed("judged.", self.verdicts.state()) | prefixed("sample.", self.sample.state())
         state |= prefixed("scale.", self.scale._asdict() if self.scale else {})
         return state | {"n_given": self.n_given}
+
+    def restore(self, state: State) -> None:
+        """Check a saved state and load it; ValueError with the reason if it is not a state of this learner.
+
+        `grow` must have been called for all labels of the saved learner.
+        """
+        check_forms(state, self._forms(state))
+        self._check_counts(state)
+        try:
+            self.load(state)
+        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError(str(error).partition("\n")[0].rstrip(".") or type(error).__name__) from error
+
+    def _forms(self, state: State) -> Forms:
+        """Return the forms that the tensors of a saved `state` must have."""
+        shape, limits = self.learner.image_shape, Limits(self.learner.n_classes, total(state, "n_given"))
+        n_inbox, dtype = n_rows(state, "inbox.labels", limits.n_samples), self.inbox.images.dtype
+        forms = with_prefix("learner.", self.learner.forms(part(state, "learner."), limits))
+        forms |= with_prefix("inbox.", batch_forms(n_inbox, shape, dtype, limits))
+        forms |= with_prefix("judged.", self.verdicts.forms(part(state, "judged."), limits))
+        forms |= with_prefix("sample.", self.sample.forms(part(state, "sample."), limits))
+        # samples reach the learner only after the scale is known
+        if self.is_vectors and (part(state, "scale.") or n_inbox < limits.n_samples):
+            forms["scale.mean"] = Form(torch.float64, shape, finite=True)
+            forms["scale.std"] = Form(torch.float64, shape, least=torch.finfo(torch.float64).tiny, finite=True)
+        return forms | {"n_given": Form(torch.int64, (limits.n_classes,), 0, MOST)}
+
+    def _check_counts(self, state: State) -> None:
+        """Raise ValueError unless every sample is in exactly one place; with tail=drop some are in none."""
+        queue = [t for name, t in state.items() if name.startswith("learner.queue.") and name.endswith(".labels")]
+        places = [state["inbox.labels"], state["learner.delayed.labels"], *queue, state["judged.labels"]]
+        counted = torch.bincount(torch.cat([t.cpu() for t in places]), minlength=len(state["n_given"]))
+        is_process = self.learner.tail == "process"
+        if bool((counted > state["n_given"]).any()) or (is_process and not torch.equal(counted, state["n_given"])):
+            raise ValueError(f"n_given counts {int(state['n_given'].sum())} samples, but it holds {int(counted.sum())}")
+        held, n_scored = state["learner.purified.index"], sum(map(len, queue)) + len(state["judged.labels"])
+        if is_process and len(held) and int(held.max()) >= n_scored:
+            raise ValueError(f"learner.purified.index holds {int(held.max())}, but {n_scored} samples were scored")
 
     def load(self, state: State) -> None:
         self.learner.load(part(state, "learner."))

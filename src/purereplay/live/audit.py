@@ -70,6 +70,7 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
     A file that ends in .jsonl has JSON lines, any other one CSV. `progress` is called with the number of samples
     written and their total.
     """
+    store.check_destination(out)
     write = _write_jsonl if out.suffix.lower() == ".jsonl" else _write_csv
 
     def use(current: Current | None) -> Audited:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from purereplay.data.files import write_whole
-from purereplay.data.packing import pack_tensors, unpack_tensors
+from purereplay.data.forms import check_forms, forms_like
+from purereplay.data.packing import Packed, pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Refused
@@ -58,19 +58,29 @@ def _checked_current(store: Store) -> Current | None:
 def current_classifier(store: Store, current: Current, engine: Engine) -> Classifier | None:
     """Return the classifier of a learner; None if the purified buffer is empty."""
     kept = store.classifier_path(current)
-    with suppress(ValueError):
-        saved = unpack_tensors(kept)
-        settings = store.image_settings
-        network = make_learner(settings, engine).network
-        state = {name: t.to(engine.device) for name, t in saved.tensors.items()}
-        return Classifier(replace(network, head=Head(saved.facts["n_classes"])), state, settings.shape)
+    with suppress(ValueError):  # missing, damaged or of another learner: it is made again
+        return _kept_classifier(unpack_tensors(kept), store, current, engine)
     learner = load_learner(store, current, engine)
     if learner.purified.n == 0:
         return None
     classifier = learner.classifier()
     with suppress(UserError):  # the file only saves time, and the folder may be read-only
-        write_whole(kept, pack_tensors(classifier.state, {"n_classes": learner.n_classes})[0])
+        facts = {"n_classes": learner.n_classes, "learner": current.digest}
+        write_whole(kept, pack_tensors(classifier.state, facts)[0], private=True)
     return classifier
+
+
+def _kept_classifier(saved: Packed, store: Store, current: Current, engine: Engine) -> Classifier:
+    """Return a saved classifier; ValueError with the reason if it is not one of this learner."""
+    n_classes, settings = saved.facts.get("n_classes"), store.image_settings
+    if type(n_classes) is not int or not 1 <= n_classes <= len(store.labels()):
+        raise ValueError(f"it has {n_classes!r} classes")
+    if saved.facts.get("learner", current.digest) != current.digest:  # version 0.1.0 did not save it
+        raise ValueError("it belongs to another learner")
+    learner = make_learner(settings, engine)
+    network, state = learner.network.with_head(Head(n_classes), learner.base, 0)
+    check_forms(saved.tensors, forms_like(state))
+    return Classifier(network, {name: t.to(engine.device) for name, t in saved.tensors.items()}, settings.shape)
 
 
 def ready_classifier(store: Store, engine: Engine) -> tuple[Classifier, list[str]]:

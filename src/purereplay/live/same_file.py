@@ -36,7 +36,7 @@ class SameFile(NamedTuple):
     def create(cls, path: Path) -> SameFile:
         """Remember the file at `path`, created empty if there is none."""
         with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         return cls.of(path)
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ def only_writer(folder: Path) -> Iterator[SameFile]:
     """Exclude other writers; yields the lock file. UserError if another process writes."""
     busy = f"Another process is working on {folder}: wait until it has finished."
     lock = folder / ".lock"
-    with _locked_folder(folder, busy), held(lock, busy):
+    with _locked_folder(folder, busy), held(lock, busy, private=True):
         yield SameFile.of(lock)
 
 

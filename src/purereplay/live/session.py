@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from purereplay.data.forms import Limits, n_rows
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec, FilterReport
 from purereplay.learners.spr.build import build_spr
@@ -43,10 +44,11 @@ def load_learner(store: Store, current: Current, engine: Engine) -> SPR:
     """Return the learner of a state."""
     learner = make_learner(store.image_settings, engine)
     tensors = store.tensors(current)
+    n_classes = min(max(1, n_rows(tensors, "purified.seen")), len(store.labels()))
     try:
-        learner.load(tensors)
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise UserError(f"{current.path} does not fit the settings of its state: {error}.") from None
+        learner.restore(tensors, Limits(n_classes, current.taken))
+    except ValueError as error:
+        raise UserError(f"{current.path} does not fit its state: {error}; restore the folder from a copy.") from None
     return learner
 
 

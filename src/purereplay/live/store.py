@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.files import disk_errors, write_whole
+from purereplay.data.files import disk_errors, parts_of, write_whole
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport
@@ -44,6 +45,8 @@ from purereplay.live.settings import (
 )
 
 DATABASE = "state.sqlite"
+_WRITTEN = parts_of(r"(?:learner|classifier)-[0-9a-f]{16}\.safetensors")  # by `write_learner` and `predict`
+_OWN = re.compile(rf"{_WRITTEN.pattern}|{re.escape(DATABASE)}(?:-wal|-shm|-journal)?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -85,10 +88,10 @@ class Store:
         if wanted is None:
             _check_exists(folder)
         with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / DATABASE
         with only_writer(folder) as lock:
-            if not path.exists() and any(folder.glob("learner-*")):
+            if not path.exists() and any(_WRITTEN.fullmatch(found.name) for found in folder.glob("learner-*")):
                 raise UserError(f"{path} is missing, but {folder} holds a learner: restore the file.")
             with disk_errors(path):
                 opened = [SameFile.create(path)]
@@ -281,7 +284,7 @@ class Store:
             saved = unpack_tensors(current.path)
         except ValueError as error:
             raise UserError(f"{current.path} {error}.") from None
-        if saved.digest != current.digest:
+        if saved.digest != current.digest or saved.facts.get("taken") != current.taken:
             raise UserError(f"{current.path} is damaged: it is not the file that {DATABASE} names.")
         return saved.tensors
 
@@ -291,7 +294,7 @@ class Store:
         """Save a learner and its decisions within a transaction; call `tidy` after the commit."""
         content, digest = pack_tensors(tensors, {"taken": taken})
         path = self.folder / f"learner-{digest[:16]}.safetensors"
-        write_whole(path, content)
+        write_whole(path, content, private=True)
         self.replace("learner", [(0, path.name, digest, taken)])
         self.replace("purified", [(position,) for position in purified_index.tolist()])
         if report is not None:
@@ -307,8 +310,17 @@ class Store:
         keep = {current.path, self.classifier_path(current)}
         with disk_errors(self.folder):
             for path in [*self.folder.glob("learner-*"), *self.folder.glob("classifier-*")]:
-                if path not in keep:
+                if path not in keep and _WRITTEN.fullmatch(path.name) and path.is_file():
                     path.unlink(missing_ok=True)
+
+    def check_destination(self, out: Path) -> None:
+        """Raise UserError if `out` is one of the state's own files, also under another name."""
+        own = [path for path in self.folder.iterdir() if _OWN.fullmatch(path.name)]
+        same = any(path.samefile(out) for path in own if path.exists()) if out.exists() else False
+        target = Path(os.path.realpath(out))
+        inside = target.parent == Path(os.path.realpath(self.folder)) and _OWN.fullmatch(target.name) is not None
+        if same or inside:
+            raise UserError(f"{out} belongs to the state {self.folder}: choose another file.")
 
 
 def _check_exists(folder: Path) -> None:

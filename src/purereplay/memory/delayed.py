@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
+from purereplay.data.forms import Forms, Limits, batch_forms, n_rows
 
 
 class DelayedBuffer:
@@ -48,6 +49,10 @@ class DelayedBuffer:
 
     def state(self) -> dict[str, Tensor]:
         return self.contents()._asdict()
+
+    def forms(self, state: dict[str, Tensor], limits: Limits) -> Forms:
+        """Return the forms that the tensors of a saved `state` must have."""
+        return batch_forms(n_rows(state, "labels", self.capacity), self.image_shape, self.dtype, limits)
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.reset()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
+from purereplay.data.forms import MOST, Form, Forms, Limits, batch_forms, n_rows
 
 Admission = Literal["greedy", "partitioned"]
 Eviction = Literal["levelled", "softmax"]
@@ -159,6 +160,14 @@ class PurifiedBuffer:
     def state(self) -> dict[str, Tensor]:
         batch, probability = self.contents()
         return batch._asdict() | {"probability": probability, "seen": torch.from_numpy(self._seen.copy())}
+
+    def forms(self, state: dict[str, Tensor], limits: Limits) -> Forms:
+        """Return the forms that the tensors of a saved `state` must have."""
+        n = n_rows(state, "labels", self.capacity)
+        forms = batch_forms(n, tuple(self._images.shape[1:]), self._images.dtype, limits)
+        forms["probability"] = Form(torch.float64, (n,), 0, 1, finite=True)
+        forms["seen"] = Form(torch.int64, (limits.n_classes,), 0, MOST)
+        return forms
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.grow(state["seen"].shape[0])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
+from purereplay.data.forms import MOST, Form, Forms, Limits, batch_forms, total
 
 Whole = NDArray[np.int64]
 Real = NDArray[np.float64]
@@ -121,6 +122,14 @@ class ReplayMemory(ABC):
         """Return the complete state, also between `place` and `write`."""
         unwritten = torch.from_numpy(self._unwritten[: self.n].copy())
         return self._copy()._asdict() | {"unwritten": unwritten, "seen": torch.from_numpy(self.seen.copy())}
+
+    def forms(self, state: dict[str, Tensor], limits: Limits) -> Forms:
+        """Return the forms that the tensors of a saved `state` must have; every sample in it has its image."""
+        n = min(self.capacity, total(state, "seen"))
+        forms = batch_forms(n, tuple(self._images.shape[1:]), self._images.dtype, limits)
+        forms["unwritten"] = Form(torch.bool, (n,), most=0)
+        forms["seen"] = Form(torch.int64, (limits.n_classes,), 0, MOST)
+        return forms
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.grow(state["seen"].shape[0])

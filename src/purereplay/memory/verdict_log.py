@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import MOST, Form, Forms, Limits, n_rows
+
 
 class Verdicts(NamedTuple):
     """One entry per scored sample; entry k belongs to sample k of the stream."""
@@ -42,6 +44,17 @@ class VerdictLog:
 
     def state(self) -> dict[str, Tensor]:
         return self.table()._asdict()
+
+    def forms(self, state: dict[str, Tensor], limits: Limits) -> Forms:
+        """Return the forms that the tensors of a saved `state` must have."""
+        n = n_rows(state, "labels", limits.n_samples)
+        return {
+            "labels": Form(torch.int64, (n,), 0, limits.n_classes - 1),
+            "clean_probability": Form(torch.float64, (n,), 0, 1, finite=True),
+            "centrality": Form(torch.float64, (n,)),
+            "buffer": Form(torch.int64, (n,), 0, MOST),
+            "passed_mask": Form(torch.bool, (n,)),
+        }
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.__init__()  # type: ignore[misc]

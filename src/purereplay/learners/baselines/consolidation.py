@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import COUNT, Form, Forms, forms_like, n_rows, total, with_prefix
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.draws import RandomStream, uniforms
 from purereplay.nets.networks import Network, State, is_trained, network_input, part, prefixed
@@ -53,6 +54,16 @@ class Consolidation:
     def state(self) -> State:
         state = {"images": self.images, "n_tasks": torch.tensor(self.n_tasks)}
         return state | prefixed("stiffness.", self.stiffness) | prefixed("drawn.", self.drawn)
+
+    def forms(self, state: State, weights: State) -> Forms:
+        """Return the forms that the tensors of a saved `state` must have, for a network with these weights."""
+        n = n_rows(state, "images", self.capacity)
+        forms = {"images": Form(torch.uint8, (n, *self.images.shape[1:])), "n_tasks": COUNT}
+        if total(state, "n_tasks"):
+            own = forms_like({name: t for name, t in weights.items() if is_trained(name)})
+            stiff = {name: form._replace(least=0) for name, form in own.items()}
+            forms |= with_prefix("stiffness.", stiff) | with_prefix("drawn.", own)
+        return forms
 
     def load(self, state: State) -> None:
         device = self.images.device

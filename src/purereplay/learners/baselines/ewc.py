@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import FLAG, Forms, Limits, with_prefix
 from purereplay.learners.base import DataSpec, Report
 from purereplay.learners.baselines.base import common_arguments
 from purereplay.learners.baselines.consolidation import Consolidation
@@ -106,6 +107,11 @@ class Ewc(OnlineLearner):
     def state(self) -> State:
         state = super().state() | {"task_ended": torch.tensor(self.task_ended)}
         return state | prefixed("consolidation.", self.consolidation.state())
+
+    def forms(self, state: State, limits: Limits) -> Forms:
+        own = self.consolidation.forms(part(state, "consolidation."), self.weights)
+        forms = (super().forms(state, limits) or {}) | with_prefix("consolidation.", own)
+        return forms | {"task_ended": FLAG}
 
     def load(self, state: State) -> None:
         super().load(state)

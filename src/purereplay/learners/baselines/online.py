@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from purereplay.data.batch import Batch, check_batch
+from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, forms_like, n_rows, total, with_prefix
 from purereplay.data.seeds import derive_seed
-from purereplay.learners.base import PIECE, Report, Workload
+from purereplay.learners.base import PIECE, Report, Workload, optimizer_forms
 from purereplay.learners.baselines.base import Baseline
 from purereplay.learners.baselines.pool import Pool, ReplayDraws, ReplayPool, Rows
 from purereplay.learners.robust.settings import RobustSettings
@@ -213,6 +214,16 @@ class OnlineLearner(Baseline):
         state |= prefixed("waiting.", self.waiting._asdict())
         return state | {"generator": self.generator.get_state()}
 
+    def forms(self, state: State, limits: Limits) -> Forms | None:
+        n_waiting = n_rows(state, "waiting.labels", limits.n_samples)
+        forms = {"n_batches": COUNT, "n_done": COUNT, "finished": FLAG}
+        forms |= forms_like({"generator": self.generator.get_state()})
+        forms |= with_prefix("weights.", forms_like(self.weights))
+        forms |= with_prefix("waiting.", batch_forms(n_waiting, self.image_shape, torch.uint8, limits))
+        if total(state, "n_batches"):
+            forms |= with_prefix("optimizer.", optimizer_forms(self.weights))
+        return forms
+
     def load(self, state: State) -> None:
         device = self.engine.device
         self.n_batches, self.n_done = int(state["n_batches"]), int(state["n_done"])
@@ -277,6 +288,11 @@ class ReplayLearner(OnlineLearner):
 
     def state(self) -> State:
         return super().state() | prefixed("carried.", self.carried) | prefixed("memory.", self.memory.state())
+
+    def forms(self, state: State, limits: Limits) -> Forms | None:
+        memory = self.memory.forms(part(state, "memory."), limits)
+        own = with_prefix("carried.", forms_like(self.carried)) | with_prefix("memory.", memory)
+        return (super().forms(state, limits) or {}) | own
 
     def load(self, state: State) -> None:
         super().load(state)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from purereplay.data.batch import Batch, check_batch
+from purereplay.data.forms import COUNT, Forms, Limits, batch_forms, forms_like, n_parts, n_rows, with_prefix
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Report
 from purereplay.learners.baselines.base import Baseline
@@ -129,6 +130,16 @@ class ScratchLearner(Baseline):
         for i, batch in enumerate(self.waiting):
             state |= prefixed(f"waiting.{i}.", batch._asdict())
         return state | {"n_waiting": torch.tensor(len(self.waiting))}
+
+    def forms(self, state: State, limits: Limits) -> Forms:
+        n_waiting = n_parts(state, "waiting.")
+        forms = {"n_done": COUNT, "n_waiting": COUNT._replace(least=n_waiting, most=n_waiting)}
+        forms |= forms_like({"generator": self.generator.get_state()})
+        forms |= with_prefix("memory.", self.memory.forms(part(state, "memory."), limits))
+        for i in range(n_waiting):
+            n = n_rows(state, f"waiting.{i}.labels", limits.n_samples)
+            forms |= with_prefix(f"waiting.{i}.", batch_forms(n, self.image_shape, torch.uint8, limits))
+        return forms
 
     def load(self, state: State) -> None:
         self.n_done = int(state["n_done"])

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
+from purereplay.data.forms import FLAG, MOST, Form, Forms, Limits, batch_forms, n_rows
 from purereplay.learners.base import FilterReport
+from purereplay.memory.delayed import DelayedBuffer
 from purereplay.nets.networks import State, part
 
 
@@ -63,6 +65,26 @@ class ScoredBuffer(FullBuffer):
             state["report.selected_mask"] = self.report.selected_mask
             state["report.purified_index"] = self.report.held_index
         return state
+
+
+def buffer_forms(state: State, number: int, delayed: DelayedBuffer, limits: Limits) -> Forms:
+    """Return the forms that the tensors of a saved buffer must have; `delayed` is the buffer that it was filled in."""
+    n = max(1, n_rows(state, "labels", delayed.capacity))
+    forms = batch_forms(n, delayed.image_shape, delayed.dtype, limits)
+    forms["number"] = Form(torch.int64, (), number, number)
+    if "clean_probability" not in state:
+        return forms | {"replayed": FLAG._replace(most=0)}
+    forms |= {
+        "replayed": FLAG,
+        "clean_probability": Form(torch.float64, (n,), 0, 1, finite=True),
+        "centrality": Form(torch.float64, (n,)),
+    }
+    forms |= {name: Form(torch.float64, ()) for name in ("expert_loss", "base_loss") if name in state}
+    if part(state, "report."):
+        held = n_rows(state, "report.purified_index", MOST)
+        forms["report.selected_mask"] = Form(torch.bool, (n,))
+        forms["report.purified_index"] = Form(torch.int64, (held,), 0, limits.n_samples - 1)
+    return forms
 
 
 def from_state(state: State, device: torch.device) -> FullBuffer | ScoredBuffer:

@@ -36,7 +36,6 @@ def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: in
         raise UserError("Feature vectors have no patches: choose features=projection or features=penultimate.")
     if data.is_vectors and s.network != "mlp":
         raise UserError(f"Feature vectors need the network mlp, not {s.network}.")
-    head = Head(s.projection_size, hidden=s.projection == "mlp")
     expert = Contrastive(
         epochs=s.expert_epochs,
         batch_size=s.expert_batch,
@@ -46,7 +45,7 @@ def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: in
         temperature=s.temperature,
         views=_views(s, data),
     )
-    network = Network(make_backbone(s, data.image_shape), head, data.mean, data.std)
+    network = make_network(s, data)
     return SPR(
         network=network,
         n_classes=data.n_classes,
@@ -72,6 +71,12 @@ def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: in
         tail=s.tail,
         reseed=s.reseed,
     )
+
+
+def make_network(s: SprSettings, data: DataSpec) -> Network:
+    """Return the network of experts and base, without weights."""
+    head = Head(s.projection_size, hidden=s.projection == "mlp")
+    return Network(make_backbone(s, data.image_shape), head, data.mean, data.std)
 
 
 def make_spr(

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch, check_batch
+from purereplay.data.forms import COUNT, FLAG, MOST, Forms, Limits, forms_like, n_parts, total, with_prefix
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
-from purereplay.learners.base import FilterReport, Learner
-from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer, from_state
+from purereplay.learners.base import FilterReport, Learner, optimizer_forms
+from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer, buffer_forms, from_state
 from purereplay.learners.spr.filtering import BufferFilter
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
@@ -233,6 +234,25 @@ class SPR(Learner[FilterReport]):
         for i, buffer in enumerate(self.queue):
             state |= prefixed(f"queue.{i}.", buffer.state())
         return state
+
+    def forms(self, state: State, limits: Limits) -> Forms:
+        n_queued, n_done, n_waiting = total(state, "n_queued"), total(state, "n_done"), n_parts(state, "queue.")
+        n_replays = {"every-buffer": n_queued, "never": 0}.get(self.self_replay.when, MOST)
+        forms = {
+            "n_queued": COUNT._replace(least=n_done + n_waiting, most=n_done + n_waiting),
+            "n_done": COUNT,
+            "n_replays": COUNT._replace(most=n_replays),
+            "task_ended": FLAG,
+        }
+        forms |= with_prefix("delayed.", self.delayed.forms(part(state, "delayed."), limits))
+        forms |= with_prefix("purified.", self.purified.forms(part(state, "purified."), limits))
+        forms |= with_prefix("base.", forms_like(self.base))
+        if total(state, "n_replays"):
+            forms |= with_prefix("optimizer.", optimizer_forms(self.base))
+        for i in range(n_waiting):
+            own = buffer_forms(part(state, f"queue.{i}."), n_done + i, self.delayed, limits)
+            forms |= with_prefix(f"queue.{i}.", own)
+        return forms
 
     def load(self, state: State) -> None:
         device = self.engine.device

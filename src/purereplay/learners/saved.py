@@ -1,0 +1,83 @@
+"""Facts of a saved estimator, checked before a learner is built from them.
+
+A file with a right digest may still hold anything. Every function here raises ValueError, or UserError for settings,
+with the reason; the caller adds the name of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from purereplay.data.forms import Form, check_forms, forms_like, n_rows
+from purereplay.data.labels import label_from_json, read_labels
+from purereplay.learners.base import DataSpec
+from purereplay.learners.settings import from_json
+from purereplay.learners.spr.build import make_network
+from purereplay.learners.spr.settings import SprSettings
+from purereplay.nets.networks import State, part
+
+_FACTS = {"params": dict, "options": dict, "seed": int, "shape": list, "vectors": bool, "labels": list}
+_PARAMS: dict[str, tuple[type, ...]] = {
+    "preset": (str,),
+    "delayed_size": (int, type(None)),
+    "purified_size": (int, type(None)),
+    "expert_epochs": (int, type(None)),
+    "base_epochs": (int, type(None)),
+    "settings": (dict, type(None)),
+    "device": (str,),
+    "random_state": (int, bool, type(None)),
+}
+
+
+def check_facts(facts: dict[str, Any]) -> None:
+    """Check names and types of the facts of a saved estimator, and that they fit together."""
+    for name, kind in _FACTS.items():
+        if type(facts.get(name)) is not kind:
+            raise ValueError(f"{name} must be of type {kind.__name__}, not {_short(facts.get(name))}")
+    params, shape = facts["params"], facts["shape"]
+    if params.keys() != _PARAMS.keys():
+        raise ValueError(f"its parameters are {_short(sorted(params))}")
+    for name, kinds in _PARAMS.items():
+        if type(params[name]) not in kinds:
+            raise ValueError(f"the parameter {name} cannot be {_short(params[name])}")
+    channels = shape[:1] if facts["vectors"] else [1, 3]
+    if len(shape) != 3 or any(type(n) is not int or n < 1 for n in shape) or shape[0] not in channels:
+        raise ValueError(f"samples cannot have the shape {_short(shape)}")
+    if facts["vectors"] and shape[1:] != [1, 1]:
+        raise ValueError(f"feature vectors cannot have the shape {_short(shape)}")
+
+
+def read_saved_labels(saved: list[Any]) -> list[Hashable]:
+    """Return the labels of a saved estimator."""
+    try:
+        labels = read_labels([label_from_json(label) for label in saved])
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"a label cannot be read: {error}") from error
+    if len(set(labels)) < len(labels):
+        raise ValueError("two classes have the same label")
+    return labels
+
+
+def check_options(facts: dict[str, Any], tensors: State) -> None:
+    """Check the settings of a saved estimator, the sizes of its network, and the form of its names of samples."""
+    names = {name: t for name, t in tensors.items() if name == "sample_ids"}
+    check_forms(names, {"sample_ids": Form(torch.uint8, (n_rows(tensors, "sample_ids"),))})
+    known = {f.name for f in fields(SprSettings)}
+    if facts["options"].keys() != known:
+        raise ValueError(f"its settings differ in {_short(sorted(facts['options'].keys() ^ known))}")
+    options = from_json(SprSettings, facts["options"])
+    options.check()
+    channels, height, width = facts["shape"]
+    data = DataSpec(image_shape=(channels, height, width), n_classes=0, is_vectors=facts["vectors"])
+    with torch.device("meta"):  # sizes alone: a hostile width must not use up the memory
+        expected = forms_like(make_network(options, data).init(0))
+    check_forms(part(tensors, "learner.base."), expected)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
