@@ -9,6 +9,7 @@ import typer
 
 from purereplay.cli import live, runs  # noqa: F401  # they add their commands to the application
 from purereplay.cli.app import app
+from purereplay.data.text import printable
 from purereplay.errors import UserError
 
 # messages of PyTorch's CPU allocator and of tensors whose size cannot be represented
@@ -28,7 +29,7 @@ def main() -> None:
         text = str(error) if isinstance(error, UserError) else _out_of_memory(error)
         if debug or text is None:
             raise
-        typer.echo(f"purereplay: {text}", err=True)
+        typer.echo(f"purereplay: {printable(text)}", err=True)  # names in it may hold terminal escapes
         sys.exit(2)
 
 
