@@ -28,7 +28,7 @@ from purereplay.data.files import write_whole
 from purereplay.data.labels import LabelBook, in_order, label_array, label_from_json, label_to_json, read_labels
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
-from purereplay.errors import InputError, UserError
+from purereplay.errors import InputError, InputTypeError, UserError
 from purereplay.learners.base import DataSpec
 from purereplay.learners.recorded import RecordedLearner, Scale
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
@@ -327,8 +327,13 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         predicted = self.predict(X).tolist()
         if len(labels) != len(predicted):
             raise InputError(f"X holds {len(predicted)} samples, but y {len(labels)} labels.")
+        if not labels:
+            raise InputError("X holds 0 samples, but at least one is required.")
         right = [a == b for a, b in zip(predicted, labels, strict=True)]
-        return float(np.average(right, weights=sample_weight))
+        try:
+            return float(np.average(right, weights=sample_weight))
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise InputError(f"sample_weight must be {len(right)} numbers with a sum other than 0: {error}.") from error
 
     # ---------------------------------------------------------------- decisions of the filter
 
@@ -503,6 +508,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def _chosen(self) -> dict[str, Any]:
         """Return the settings that the arguments change."""
+        if self.settings is not None and not isinstance(self.settings, Mapping):
+            raise InputTypeError(f"settings must be a mapping of names to values, not {type(self.settings).__name__}.")
         chosen: dict[str, Any] = _plain(self.settings or {})
         for name in _NAMED:
             value = _plain(getattr(self, name))
@@ -514,7 +521,12 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         device = pick_device(self.device)
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
         data = DataSpec(image_shape=shape, n_classes=0, is_vectors=vectors)
-        learner = build_spr(options, data, engine=engine, seed=seed)
+        try:
+            learner = build_spr(options, data, engine=engine, seed=seed)
+        except (MemoryError, RuntimeError) as error:  # PyTorch has no error type for the CPU's memory
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            raise UserError("There is not enough memory for these settings: choose smaller sizes.") from error
         # Results must not depend on the pieces of the stream. Buffers that are processed one by one fulfil this. So do
         # experts on images that the CUDA loop trains side by side.
         learner.buffer_filter.one_by_one = True

@@ -36,6 +36,8 @@ def read_samples(samples: Any) -> Tensor:
     """Return a copy as images uint8 (n, C, H, W) or feature vectors float64 (n, D, 1, 1); errors name the sample."""
     if sparse.issparse(samples):
         raise InputTypeError("Sparse data is not supported: give X as a dense array.")
+    if np.ma.is_masked(samples):
+        raise InputError("X is a masked array with masked entries: fill them or leave their samples out.")
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Image.Image):
         return _from_pictures(samples)
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Tensor):

@@ -23,6 +23,8 @@ _JSON = (str, int, float, bool, type(None))
 
 def read_labels(labels: Any) -> list[Hashable]:
     """Return labels as plain Python values, one per sample; an error names the first sample with an invalid label."""
+    if np.ma.is_masked(labels):
+        raise InputError("y is a masked array with masked entries: leave their samples out.")
     if isinstance(labels, Tensor):
         labels = tensor_array(labels, "y")
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
