@@ -23,20 +23,23 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from purereplay.data.arrays import Shape, as_given, describe, is_vectors, read_samples
+from purereplay.data.columns import check_feature_names, feature_names
 from purereplay.data.files import write_whole
 from purereplay.data.labels import LabelBook, in_order, label_array, label_to_json, read_labels
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
-from purereplay.errors import InputError, UserError
+from purereplay.errors import InputError, InputTypeError, UserError
 from purereplay.learners.base import DataSpec
-from purereplay.learners.recorded import RecordedLearner
+from purereplay.learners.recorded import RecordedLearner, Scale
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
 from purereplay.learners.saved import check_facts, check_options, read_saved_labels
 from purereplay.learners.settings import DataFacts, from_json, resolve
 from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.settings import SprSettings
+from purereplay.learners.turns import Turns
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
+from purereplay.nets.inference import Classifier
 from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate
 
@@ -88,11 +91,27 @@ class NoiseEstimate(NamedTuple):
     by_class: dict[Hashable, NoiseRate]
 
 
+class _View(NamedTuple):
+    """All that a prediction needs, made from one whole state and never changed."""
+
+    classifier: Classifier | None  # None while no sample has passed the filter
+    n_given: NDArray[np.int64]  # samples by class number
+    scale: Scale | None
+    classes: NDArray[Any]
+    columns: list[int]  # class numbers in the order of `classes`
+    shape: Shape
+    is_vectors: bool
+    feature_names: NDArray[Any] | None
+
+
 class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Self-Purified Replay as a scikit-learn classifier for images and feature vectors with noisy labels.
 
     Samples wait in delayed buffers. A filter scores each full buffer, samples that pass enter the purified buffer, and
     the classifier is trained on that buffer.
+
+    Threads may share a classifier. They learn one at a time. Predictions beside learning do not wait: they come from
+    the last classifier that was trained to its end.
 
     Parameters
     ----------
@@ -123,6 +142,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Number of samples so far.
     n_features_in_ : int
         Number of features; only for feature vectors.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the features; only if the first samples came with column names that are all strings.
 
     Examples
     --------
@@ -177,12 +198,20 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             The fitted classifier.
         """
         samples, labels = self._read(X, y)
+        names = feature_names(X)
         if not labels:
             raise InputError("X holds 0 samples, but at least one is required.")
-        self._start(samples)
-        self._know(in_order(labels))
-        self._put(samples, labels, None)
-        self._recorded.work(flush=True)
+        with self._turns.learning(self._make_view):
+            before = self.__dict__.copy()
+            try:
+                self._start(samples, names)
+                self._know(in_order(labels))
+                self._put(samples, labels, None)
+                self._recorded.work(flush=True)
+            except BaseException:  # also an interrupt: the classifier is as it was
+                self.__dict__.clear()
+                self.__dict__.update(before)
+                raise
         return self
 
     def partial_fit(
@@ -212,17 +241,19 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """
         samples, labels = self._read(X, y)
         named = [] if classes is None else in_order(read_labels(classes))
-        is_new = not self.__sklearn_is_fitted__()
-        if not is_new:
-            self._check_shape(samples)
-        names = (SampleNames() if is_new else self._names).check(sample_ids, len(labels))
-        if not labels:
-            return self
-        if is_new:
-            self._start(samples)
-        self._know([*named, *labels])
-        self._put(samples, labels, names)
-        self._recorded.work()
+        with self._turns.learning(self._make_view):
+            is_new = not self.__sklearn_is_fitted__()
+            if not is_new:
+                self._check_columns(X, getattr(self, "feature_names_in_", None))
+                self._check_shape(samples, self._recorded.learner.image_shape, self._recorded.is_vectors)
+            names = (SampleNames() if is_new else self._names).check(sample_ids, len(labels))
+            if not labels:
+                return self
+            if is_new:
+                self._start(samples, feature_names(X))
+            self._know([*named, *labels])
+            self._put(samples, labels, names)
+            self._recorded.work()
         return self
 
     def flush(self) -> Self:
@@ -234,7 +265,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             The classifier.
         """
         check_is_fitted(self)
-        self._recorded.work(flush=True)
+        with self._turns.learning(self._make_view):
+            self._recorded.work(flush=True)
         return self
 
     # ---------------------------------------------------------------- classifying
@@ -252,8 +284,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         y : ndarray of shape (n,)
             Labels.
         """
-        best = self._scores(X).argmax(1)
-        labels: NDArray[Any] = self.classes_[best]
+        scores, view = self._answer(X)
+        labels: NDArray[Any] = view.classes[scores.argmax(1)]
         return labels
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -296,8 +328,13 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         predicted = self.predict(X).tolist()
         if len(labels) != len(predicted):
             raise InputError(f"X holds {len(predicted)} samples, but y {len(labels)} labels.")
+        if not labels:
+            raise InputError("X holds 0 samples, but at least one is required.")
         right = [a == b for a, b in zip(predicted, labels, strict=True)]
-        return float(np.average(right, weights=sample_weight))
+        try:
+            return float(np.average(right, weights=sample_weight))
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise InputError(f"sample_weight must be {len(right)} numbers with a sum other than 0: {error}.") from error
 
     # ---------------------------------------------------------------- decisions of the filter
 
@@ -311,12 +348,13 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             `buffer` (number of the delayed buffer in which it was scored) and `passed` (decision of the filter).
         """
         check_is_fitted(self)
-        verdicts = self._recorded.verdicts.table()
-        found = np.empty(self._recorded.verdicts.n, _SUSPECT)
-        found["id"] = self._names.of(range(len(found)))
-        found["label"] = self._labels.given(verdicts.labels, objects=True)
-        for name, column in zip(_SUSPECT[2:], verdicts[1:], strict=True):
-            found[name[0]] = column.numpy()
+        with self._turns.reading():
+            verdicts = self._recorded.verdicts.table()
+            found = np.empty(self._recorded.verdicts.n, _SUSPECT)
+            found["id"] = self._names.of(range(len(found)))
+            found["label"] = self._labels.given(verdicts.labels, objects=True)
+            for name, column in zip(_SUSPECT[2:], verdicts[1:], strict=True):
+                found[name[0]] = column.numpy()
         return found[np.argsort(found["clean_probability"], kind="stable")]
 
     def purified(self) -> Purified:
@@ -328,14 +366,15 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             Samples that passed the filter and are kept for replay.
         """
         check_is_fitted(self)
-        held = self._recorded.learner.held()
-        images = held.images if self._recorded.scale is None else self._recorded.scale.undo(held.images.cpu())
-        return Purified(
-            as_given(images),
-            self._labels.given(held.labels),
-            label_array(self._names.of(held.index.tolist())),
-            self._recorded.verdicts.table().clean_probability[held.index].numpy(),
-        )
+        with self._turns.reading():
+            held = self._recorded.learner.held()
+            images = held.images if self._recorded.scale is None else self._recorded.scale.undo(held.images.cpu())
+            return Purified(
+                as_given(images),
+                self._labels.given(held.labels),
+                label_array(self._names.of(held.index.tolist())),
+                self._recorded.verdicts.table().clean_probability[held.index].numpy(),
+            )
 
     def noise_estimate(self) -> NoiseEstimate:
         """Estimate the share of wrong labels among the scored samples.
@@ -346,8 +385,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             Shares overall and by class, each with a 95 % interval.
         """
         check_is_fitted(self)
-        overall, rates = self._recorded.noise()
-        return NoiseEstimate(overall, dict(zip(self._labels.labels, rates, strict=True)))
+        with self._turns.reading():
+            overall, rates = self._recorded.noise()
+            return NoiseEstimate(overall, dict(zip(self._labels.labels, rates, strict=True)))
 
     # ---------------------------------------------------------------- files
 
@@ -363,7 +403,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             File to write.
         """
         check_is_fitted(self)
-        facts, tensors = self._facts(), self._tensors()
+        facts, tensors = self._whole_state()
         facts["labels"] = [label_to_json(label) for label in facts["labels"]]
         if isinstance(facts["params"]["random_state"], np.random.RandomState):
             facts["params"]["random_state"] = facts["seed"]
@@ -411,14 +451,22 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             "shape": self._recorded.learner.image_shape,
             "vectors": self._recorded.is_vectors,
             "labels": list(self._labels.labels),
+            "feature_names": [str(name) for name in getattr(self, "feature_names_in_", ())] or None,
         }
 
     def _tensors(self) -> State:
         return self._recorded.state() | {"sample_ids": self._names.state()}
 
+    def _whole_state(self) -> tuple[dict[str, Any], State]:
+        """Return facts and tensors of one moment; later learning does not change them."""
+        with self._turns.reading():
+            return self._facts(), self._tensors()
+
     def _restore(self, facts: dict[str, Any], tensors: State) -> None:
         options = from_json(SprSettings, facts["options"])
-        self._build(options, tuple(facts["shape"]), facts["vectors"], facts["seed"])
+        names = facts.get("feature_names")  # None in files of version 0.1.0
+        own = None if names is None else np.array(names, dtype=object)
+        self._build(options, tuple(facts["shape"]), facts["vectors"], facts["seed"], own)
         self._know(facts["labels"])
         self._names.load(tensors["sample_ids"])
         self._recorded.restore({name: t for name, t in tensors.items() if name != "sample_ids"})
@@ -429,7 +477,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles between processes; `save` is for files."""
         state = {name: getattr(self, name) for name in self.get_params(deep=False)}
-        return state | ({"_saved": (self._facts(), self._tensors())} if self.__sklearn_is_fitted__() else {})
+        return state | ({"_saved": self._whole_state()} if self.__sklearn_is_fitted__() else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_saved", None)
@@ -448,7 +496,14 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         tags.input_tags.three_d_array = True
         return tags
 
-    def _start(self, samples: Tensor) -> None:
+    @property
+    def _turns(self) -> Turns[_View]:
+        """Turns of the threads that share this classifier; copies and pickles get turns of their own."""
+        turns: Turns[_View] | None = self.__dict__.get("_own_turns")
+        # `setdefault` is one step for all threads
+        return turns if turns is not None else self.__dict__.setdefault("_own_turns", Turns())
+
+    def _start(self, samples: Tensor, names: NDArray[Any] | None) -> None:
         """Start a new learner for samples of this kind."""
         shape, vectors = _shape(samples), is_vectors(samples)
         facts = DataFacts(shape, is_vectors=vectors)
@@ -457,10 +512,12 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             seed = int(self.random_state)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._build(options, shape, vectors, seed)
+        self._build(options, shape, vectors, seed, names)
 
     def _chosen(self) -> dict[str, Any]:
         """Return the settings that the arguments change."""
+        if self.settings is not None and not isinstance(self.settings, Mapping):
+            raise InputTypeError(f"settings must be a mapping of names to values, not {type(self.settings).__name__}.")
         chosen: dict[str, Any] = _plain(self.settings or {})
         for name in _NAMED:
             value = _plain(getattr(self, name))
@@ -468,11 +525,16 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 raise UserError(f"The setting {name} is {value} as an argument and {chosen[name]} in settings.")
         return chosen
 
-    def _build(self, options: SprSettings, shape: Shape, vectors: bool, seed: int) -> None:
+    def _build(self, options: SprSettings, shape: Shape, vectors: bool, seed: int, names: NDArray[Any] | None) -> None:
         device = pick_device(self.device)
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
         data = DataSpec(image_shape=shape, n_classes=0, is_vectors=vectors)
-        learner = build_spr(options, data, engine=engine, seed=seed)
+        try:
+            learner = build_spr(options, data, engine=engine, seed=seed)
+        except (MemoryError, RuntimeError) as error:  # PyTorch has no error type for the CPU's memory
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            raise UserError("There is not enough memory for these settings: choose smaller sizes.") from error
         # Results must not depend on the pieces of the stream. Buffers that are processed one by one fulfil this. So do
         # experts on images that the CUDA loop trains side by side.
         learner.buffer_filter.one_by_one = True
@@ -480,10 +542,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self._recorded = RecordedLearner(learner, lookahead=64 if together else 1)
         self._options, self._labels, self._names = options, LabelBook(), SampleNames()
         self.n_seen_ = 0
-        if vectors:
-            self.n_features_in_ = shape[0]
-        elif hasattr(self, "n_features_in_"):
-            del self.n_features_in_
+        known = {"n_features_in_": shape[0] if vectors else None, "feature_names_in_": names if vectors else None}
+        for name, value in known.items():
+            self.__dict__.pop(name, None)
+            if value is not None:
+                setattr(self, name, value)
 
     def _know(self, labels: Sequence[Hashable]) -> None:
         self._labels.know(labels)
@@ -495,18 +558,39 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self._names.add(names, len(labels))
         self.n_seen_ = self._names.n
 
+    def _make_view(self) -> _View:
+        """Finetune the classifier of the present state; called within a turn."""
+        check_is_fitted(self)  # also after waiting for a first `fit` that failed
+        recorded, labels = self._recorded, self._labels
+        return _View(
+            classifier=recorded.classifier(),
+            n_given=recorded.n_given.numpy(),
+            scale=recorded.scale,
+            classes=labels.classes,
+            columns=labels.columns,
+            shape=recorded.learner.image_shape,
+            is_vectors=recorded.is_vectors,
+            feature_names=getattr(self, "feature_names_in_", None),
+        )
+
     def _scores(self, X: Any) -> NDArray[np.float64]:
         """Return logarithms of probabilities up to a constant, (n, n_classes)."""
+        return self._answer(X)[0]
+
+    def _answer(self, X: Any) -> tuple[NDArray[np.float64], _View]:
+        """Return logarithms of probabilities up to a constant, (n, n_classes), and the view that gave them."""
         check_is_fitted(self)
         samples = read_samples(X)
-        self._check_shape(samples)
-        classifier = self._recorded.classifier()
-        if classifier is None:
+        view = self._turns.view(self._make_view)
+        self._check_columns(X, view.feature_names)
+        self._check_shape(samples, view.shape, view.is_vectors)
+        if view.classifier is None:
             with np.errstate(divide="ignore"):
-                logarithms = np.log(self._recorded.n_given.numpy()[self._labels.columns])
-            return np.tile(logarithms, (len(samples), 1))
-        scores: NDArray[np.float64] = classifier.logits(self._recorded.scaled(samples)).double().cpu().numpy()
-        return scores[:, self._labels.columns]
+                logarithms = np.log(view.n_given[view.columns])
+            return np.tile(logarithms, (len(samples), 1)), view
+        scaled = samples if view.scale is None else view.scale.apply(samples)
+        scores: NDArray[np.float64] = view.classifier.logits(scaled).double().cpu().numpy()
+        return scores[:, view.columns], view
 
     def _read(self, X: Any, y: Any) -> tuple[Tensor, list[Hashable]]:
         samples, labels = read_samples(X), self._read_labels(y)
@@ -523,9 +607,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             y = y[:, 0]
         return read_labels(y)
 
-    def _check_shape(self, samples: Tensor) -> None:
+    def _check_columns(self, X: Any, known: NDArray[Any] | None) -> None:
+        check_feature_names(feature_names(X), known, type(self).__name__)
+
+    def _check_shape(self, samples: Tensor, ours: Shape, vectors: bool) -> None:
         """Raise InputError unless these samples have the shape of the learned ones."""
-        ours, vectors = self._recorded.learner.image_shape, self._recorded.is_vectors
         if _shape(samples) == ours and is_vectors(samples) == vectors:
             return
         name = type(self).__name__

@@ -11,6 +11,7 @@ import typer
 
 from purereplay.cli import live, output, runs  # noqa: F401  # they add their commands to the application
 from purereplay.cli.app import app
+from purereplay.data.text import printable
 from purereplay.errors import UserError
 
 # messages of PyTorch's CPU allocator, and of tensors that no memory can hold
@@ -46,8 +47,6 @@ def main() -> None:
 
 def _complain(text: str) -> None:
     """Print an error on standard error, which may be full as well."""
-    from purereplay.report.plain import printable
-
     with suppress(OSError):
         typer.echo(f"purereplay: {printable(text)}", err=True)
 

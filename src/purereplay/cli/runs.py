@@ -154,12 +154,12 @@ def plot(
 
         purereplay plot runs/a --out a.png
     """
+    from purereplay.data.text import printable
     from purereplay.report.pictures import draw_run
-    from purereplay.report.plain import printable
 
     path = out or run / "run.png"
     draw_run(run, path)
-    typer.echo(f"drawn in {printable(path)}")
+    typer.echo(f"drawn in {printable(str(path))}")
 
 
 @app.command()

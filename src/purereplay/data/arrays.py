@@ -16,7 +16,7 @@ Images are uint8, or floats in [0, 1], which are multiplied by 255 and rounded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ def read_samples(samples: Any) -> Tensor:
     """Return a copy as images uint8 (n, C, H, W) or feature vectors float64 (n, D, 1, 1); errors name the sample."""
     if sparse.issparse(samples):
         raise InputTypeError("Sparse data is not supported: give X as a dense array.")
+    if np.ma.is_masked(samples):
+        raise InputError("X is a masked array with masked entries: fill them or leave their samples out.")
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Image.Image):
         return _from_pictures(samples)
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Tensor):
@@ -77,13 +79,23 @@ def describe(shape: Shape, vectors: bool) -> str:
     return f"vectors of {channels} features" if vectors else f"images of {height}×{width}×{channels}"
 
 
+def tensor_array(tensor: Tensor, what: str) -> NDArray[Any]:
+    """Return a dense tensor as an array; `what` names it in the error."""
+    try:
+        own = tensor.detach().cpu()
+        array: NDArray[Any] = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+        return array
+    except (TypeError, RuntimeError) as error:  # sparse, quantized or without contents
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise InputTypeError(f"{what} is a tensor that cannot be converted to an array: {reason}.") from error
+
+
 def _as_array(samples: Any) -> NDArray[Any]:
     if isinstance(samples, Tensor):
-        samples = samples.detach().cpu()
-        return cast("NDArray[Any]", (samples.float() if samples.dtype == torch.bfloat16 else samples).numpy())
+        return tensor_array(samples, "X")
     try:
         return np.asarray(samples)
-    except ValueError:
+    except (TypeError, ValueError, RuntimeError):
         if not isinstance(samples, Sequence):
             raise InputError("X cannot be read as an array of numbers.") from None
         raise InputError(_shape_message([np.shape(_row(s, i)) for i, s in enumerate(samples)])) from None
@@ -92,7 +104,7 @@ def _as_array(samples: Any) -> NDArray[Any]:
 def _row(sample: Any, position: int) -> NDArray[Any]:
     try:
         return np.asarray(sample)
-    except ValueError:
+    except (TypeError, ValueError, RuntimeError):
         raise InputError(f"Sample {position} of X has rows of different lengths.") from None
 
 
@@ -108,7 +120,10 @@ def _stacked(samples: Sequence[Any]) -> Tensor:
     shapes = [tuple(sample.shape) for sample in samples]
     if len(set(shapes)) > 1:
         raise InputError(_shape_message(shapes))
-    return torch.stack(list(samples))
+    try:
+        return torch.stack(list(samples))
+    except (TypeError, RuntimeError) as error:  # for example on two devices
+        raise InputTypeError(f"X is a list of tensors that cannot be stacked: {error}.") from error
 
 
 def _from_pictures(pictures: Sequence[Any]) -> Tensor:
@@ -144,7 +159,7 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
         return np.array(array, order="C")
     if array.dtype.kind != "f":
         raise InputError(f"Images must be uint8 or floats in [0, 1], not {array.dtype}.")
-    flat = array.reshape(n, -1)
+    flat = array.reshape(n, channels * height * width)  # -1 is ambiguous for 0 samples
     _refuse(~np.isfinite(flat), "holds NaN or infinity")
     outside = (flat < 0) | (flat > 1)
     if outside.any():
@@ -171,7 +186,7 @@ def _numbers(row: NDArray[Any], position: int) -> NDArray[np.float64]:
         return row.astype(np.float64)
     except TypeError as error:
         raise InputTypeError(f"Sample {position} of X does not hold numbers: {error}.") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(f"Sample {position} of X does not hold numbers: {error}.") from error
 
 

@@ -10,6 +10,7 @@ Other names can be chosen. A label is the same in every kind of file: text witho
 
 import csv
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from purereplay.data.labels import is_missing, plain_value
 from purereplay.data.parquet import Columns, read_parquet
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
@@ -78,8 +80,11 @@ def read_rows(path: Path) -> NDArray[Any]:
     with _reading(path):
         path.open("rb").close()  # a missing file is not reported as damaged
         [features] = _load_arrays(path, lambda names: ["features"])
-    _check_matrix(path, features, lambda row: f"row {row}")
-    return np.ascontiguousarray(features, np.float64 if features.dtype == np.float64 else np.float32)
+    _check_matrix(path, features, None)
+    with np.errstate(over="ignore"):  # infinity is reported below
+        rows = np.ascontiguousarray(features, np.float64 if features.dtype == np.float64 else np.float32)
+    _check_matrix(path, rows, lambda row: f"row {row}")
+    return rows
 
 
 def first_not_finite(features: NDArray[Any]) -> int | None:
@@ -127,15 +132,32 @@ def _load_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str | No
                 if name is not None and name not in arrays:
                     raise UserError(f"{path} has no array {name!r}; its arrays are: {known}.")
                 what = f"The array {name!r} in {path}"
-                found.append(None if name is None else arrays[name])
+                array = None if name is None else arrays[name]
+                if isinstance(array, bytes):  # numpy returns what does not begin as an array does
+                    raise UserError(f"{what} is truncated or damaged: it has no header.")
+                if array is not None:
+                    _check_dtype(what, array)
+                found.append(array)
         return found
-    except (UserError, MemoryError, OSError):
+    except (UserError, OSError):
         raise
+    except MemoryError as error:  # also a damaged header that states a huge shape
+        raise UserError(f"{what} does not fit into memory: {str(error).rstrip('.') or 'it is too large'}.") from error
     except Exception as error:  # a damaged file can raise nearly anything; no foreign code has run
         if "Object arrays" in str(error):
             raise UserError(f"{what} holds Python objects, which are not unpickled: save numbers or text.") from None
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(f"{what} is truncated or damaged: {reason}.") from error
+
+
+def _check_dtype(what: str, array: NDArray[Any]) -> None:
+    """Raise UserError unless an array of any shape holds numbers, dates or valid text."""
+    if array.dtype.kind not in "biufcSUmM":
+        raise UserError(f"{what} holds {array.dtype}: save numbers, text or dates.")
+    if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
+        codes = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if codes.max() > sys.maxunicode:  # numpy would make strings that no Python program can handle
+            raise UserError(f"{what} is damaged: its text holds characters that do not exist.")
 
 
 def _read_csv(
@@ -152,16 +174,17 @@ def _read_csv(
         try:
             header = [name.strip() for name in next(table, [])]
             columns = choose(header)
-            places = [header.index(name) for name in columns.features]
+            place = {name: i for i, name in enumerate(header)}
+            places = [place[name] for name in columns.features]
             adjacent = places == list(range(places[0], places[-1] + 1))
             whole = slice(places[0], places[-1] + 1) if adjacent else None  # twice as fast
-            label, name = header.index(columns.labels), header.index(columns.ids) if columns.ids else None
+            label, name = place[columns.labels], place[columns.ids] if columns.ids else None
             while rows := [(table.line_num, row) for row in islice(table, _LINES)]:
                 rows = [(line, row) for line, row in rows if row]  # skips blank lines
                 for line, row in rows:
                     if len(row) != len(header):
                         raise UserError(f"Line {line} of {path} has {len(row)} cells, but the header {len(header)}.")
-                cells = [row[whole] if whole else [row[place] for place in places] for _, row in rows]
+                cells = [row[whole] if whole else [row[i] for i in places] for _, row in rows]
                 features.append(_numbers(path, cells, [line for line, _ in rows], columns.features))
                 labels += [row[label] for _, row in rows]
                 ids += [row[name] for _, row in rows] if name is not None else []
@@ -193,16 +216,23 @@ def _numbers(path: Path, cells: list[list[str]], lines: list[int], names: Sequen
 
 def _columns(path: Path, names: list[str], features: str, labels: str | None, ids: str | None) -> Columns:
     """Return the columns of features, labels and ids of a table."""
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise UserError(f"{path} has two columns named {twice!r}.")
+    known_names = set[str]()
+    for own in names:
+        if own in known_names:
+            raise UserError(f"{path} has two columns named {own!r}.")
+        known_names.add(own)
     known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     own_label, own_id = labels or _first_of(names, ("label", "labels")), ids or _first_of(names, ("id", "ids"))
     for name, option in ((own_label or "label", "--labels"), (own_id, "--ids")):
-        if name is not None and name not in names:
+        if name is not None and name not in known_names:
             raise UserError(f"{path} has no column {name!r} ({option}); its columns are: {known}.")
-    patterns = [pattern.strip() for pattern in features.split(",")]
-    chosen = [n for n in names if n not in (own_label, own_id) and any(fnmatchcase(n, p) for p in patterns)]
+    patterns = {pattern.strip() for pattern in features.split(",")}
+    wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
+    chosen = [
+        name
+        for name in names
+        if name not in (own_label, own_id) and (name in patterns or any(fnmatchcase(name, p) for p in wild))
+    ]
     if not chosen:
         raise UserError(f"{path} has no columns of features (--columns {features!r}); its columns are: {known}.")
     return Columns(chosen, own_label or "label", own_id)
@@ -214,6 +244,9 @@ def _first_of(names: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: Callable[[int], str]) -> FeatureTable:
     """Return the table, or raise UserError; `place` returns the position of a row in the file."""
+    if features.dtype.kind == "f" and features.dtype.itemsize > 8:  # the filter computes in float64
+        with np.errstate(over="ignore"):  # infinity is reported below
+            features = features.astype(np.float64)
     n = len(features) if features.ndim else 0
     _check_matrix(path, features, None)
     for what, column in (("labels", labels), ("ids", ids)):
@@ -246,11 +279,19 @@ def _normalised(path: Path, what: str, values: Any, place: Callable[[int], str])
     """Return values in the form common to all kinds of files; UserError if one is missing."""
     known: dict[Hashable, Hashable] = {}
     normalised: list[Hashable] = []
-    for row, value in enumerate(values.tolist() if isinstance(values, np.ndarray) else values):
+    for row, value in enumerate(_python_values(values) if isinstance(values, np.ndarray) else values):
         if not isinstance(value, Hashable):
             raise UserError(f"The {what} on {place(row)} of {path} is neither a name nor a number.")
         if value not in known:
-            known[value] = _name(value)
+            try:
+                known[value] = _name(value)
+            except UnicodeError:
+                raise UserError(f"The {what} on {place(row)} of {path} is not valid Unicode text.") from None
+            except OverflowError:
+                raise UserError(
+                    f"The {what} on {place(row)} of {path} is a date or time that Python cannot represent: "
+                    "save it as text."
+                ) from None
         if known[value] is None:
             raise UserError(f"The {what} on {place(row)} of {path} is missing or empty.")
         normalised.append(known[value])
@@ -259,11 +300,31 @@ def _normalised(path: Path, what: str, values: Any, place: Callable[[int], str])
 
 def _name(value: Any) -> Hashable:
     """Return the normal form of a label or id; None if it is missing."""
+    value = plain_value(value)
+    if is_missing(value):
+        return None
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, str):
+        value.encode()  # UnicodeError for half of a surrogate pair, which no output file could hold
         value = value.strip()
         return int(value) if _WHOLE.fullmatch(value) else value or None
     if isinstance(value, float):
-        return int(value) if value.is_integer() else value if value == value else None
-    return value if value is None or isinstance(value, int) else str(value)
+        return int(value) if value.is_integer() else value
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        raise OverflowError
+    return value if isinstance(value, int) else str(value)
+
+
+def _python_values(array: NDArray[Any]) -> list[Any]:
+    """Return an array's values as Python's; dates and times in nanoseconds are dates and times in microseconds."""
+    if array.dtype.kind not in "mM":
+        return list(array.tolist())
+    unit, _ = np.datetime_data(array.dtype)
+    if unit == "generic":  # a number without a unit
+        return list(array.astype(np.int64).tolist())
+    if unit in ("ns", "ps", "fs", "as"):
+        rounded = array.astype(f"{array.dtype.kind}8[us]")
+        exact = (rounded.astype(array.dtype) == array) | np.isnat(array)
+        array = rounded if exact.all() else array
+    return list(array)

@@ -14,29 +14,55 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from purereplay.data.arrays import tensor_array
 from purereplay.errors import InputError, InputTypeError, UserError
 
+_DTYPES: dict[type, str] = {int: "i", float: "f", bool: "b", str: "U"}  # kinds of numpy
 _JSON = (str, int, float, bool, type(None))
 
 
 def read_labels(labels: Any) -> list[Hashable]:
     """Return labels as plain Python values, one per sample; an error names the first sample with an invalid label."""
+    if np.ma.is_masked(labels):
+        raise InputError("y is a masked array with masked entries: leave their samples out.")
     if isinstance(labels, Tensor):
-        labels = labels.detach().cpu().numpy()
+        labels = tensor_array(labels, "y")
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
-        labels = np.asarray(labels)
+        try:
+            labels = np.asarray(labels)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError("y cannot be read as an array of labels.") from None
         if labels.ndim != 1:
             raise InputError(f"y should be a 1d array with one label per sample, but has shape {labels.shape}.")
-        labels = labels.tolist()
-    plain = [label.item() if isinstance(label, np.generic) else label for label in labels]
+        labels = labels.tolist() if labels.dtype.kind not in "mM" else list(labels)
+    plain = [plain_value(label) for label in labels]
     for i, label in enumerate(plain):
         _check(label, i)
     return plain
 
 
+def plain_value(label: Any) -> Any:
+    """Return a numpy scalar as a value of Python; dates and times that Python cannot represent are unchanged."""
+    if not isinstance(label, np.generic):
+        return label
+    value = label.item()
+    if isinstance(value, np.floating):  # longdouble
+        return float(value)
+    is_time = isinstance(label, np.datetime64 | np.timedelta64)
+    return label if is_time and isinstance(value, int) else value  # numpy returns a count of its unit
+
+
+def is_missing(label: Any) -> bool:
+    """Return whether a hashable label means that there is none: None, NaN, NaT, pandas.NA, or a tuple with one."""
+    if label is None or (isinstance(label, tuple) and any(is_missing(part) for part in label)):
+        return True
+    try:
+        return not label == label  # noqa: SIM201  # NaN differs from itself
+    except (TypeError, ValueError, ArithmeticError):  # pandas.NA is neither equal nor unequal to itself
+        return True
+
+
 def _check(label: Any, position: int) -> None:
-    if label is None:
-        raise InputError(f"Sample {position} has no label: y holds None there.")
     if isinstance(label, float) and not label.is_integer():
         if math.isfinite(label):
             why = f"the continuous label {label!r}: Unknown label type for a classifier"
@@ -45,11 +71,13 @@ def _check(label: Any, position: int) -> None:
         raise InputError(f"Sample {position} has {why}.")
     try:
         hash(label)
-    except TypeError:
+    except (TypeError, ValueError):  # a time without a unit is a ValueError
         raise InputTypeError(
             f"Sample {position} has a label of type {type(label).__name__}, which cannot be hashed: "
             "y should be a 1d array."
         ) from None
+    if is_missing(label):
+        raise InputError(f"Sample {position} has no label: y holds {label!r} there.")
 
 
 def in_order(labels: Iterable[Hashable]) -> list[Hashable]:
@@ -64,9 +92,9 @@ def in_order(labels: Iterable[Hashable]) -> list[Hashable]:
 def label_array(labels: Sequence[Hashable]) -> NDArray[Any]:
     """Return a numpy array of these labels: of their own dtype if that preserves them, else of objects."""
     kinds = {type(label) for label in labels}
-    if kinds in ({int}, {float}, {bool}, {str}):
+    if len(kinds) == 1 and (letter := _DTYPES.get(*kinds)):
         array = np.array(labels)
-        if array.dtype.kind in "ifbU" and array.tolist() == list(labels):  # dtype U drops trailing NULs of a string
+        if array.dtype.kind == letter and array.tolist() == list(labels):  # dtype U drops trailing NULs of a string
             return array
     objects = np.empty(len(labels), object)
     for i, label in enumerate(labels):  # assigning a slice would turn tuples into another axis

@@ -53,11 +53,15 @@ def read_parquet(
                 if part.shape[1] != features.shape[1]:
                     raise _uneven(path, len(labels), part.shape[1], features.shape[1])
                 features[len(labels) : len(labels) + len(part)] = part
-                labels += batch.column(columns.labels).to_pylist()
-                ids += batch.column(columns.ids).to_pylist() if columns.ids else []
+                labels += _names(arrow, path, columns.labels, batch)
+                ids += _names(arrow, path, columns.ids, batch) if columns.ids else []
                 if progress:
                     progress(path.name, len(labels), n)
-    except (arrow.ArrowException, OSError) as error:
+    except MemoryError as error:  # also a damaged file that states a huge number of rows
+        raise UserError(f"{path} does not fit into memory: {str(error).rstrip('.') or 'it is too large'}.") from error
+    except UnicodeError:
+        raise
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(f"{path} is truncated, damaged, or not a parquet file: {reason}.") from error
     return features, labels, ids if columns.ids else None
@@ -86,6 +90,28 @@ def _matrix(arrow: Any, path: Path, batch: Any, names: list[str], first: int) ->
     return np.stack([_float32(batch.column(name)) for name in names], 1)
 
 
+def _names(arrow: Any, path: Path, name: str, batch: Any) -> list[Any]:
+    """Return a batch's labels or ids as values of Python, with or without pandas."""
+    types, column = arrow.types, batch.column(name)
+    try:
+        column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+        kind = column.type
+        # pyarrow would need pandas for nanoseconds; these casts fail if they lose digits
+        if types.is_timestamp(kind) and kind.unit == "ns":
+            column = column.cast(arrow.timestamp("us", kind.tz))
+        elif types.is_time64(kind) and kind.unit == "ns":
+            column = column.cast(arrow.time64("us"))
+        elif types.is_duration(kind) and kind.unit == "ns":
+            column = column.cast(arrow.duration("us"))
+        return list(column.to_pylist())
+    except UnicodeError:
+        raise
+    except (arrow.ArrowException, OverflowError, ValueError) as error:
+        raise UserError(
+            f"The column {name!r} of {path} holds {column.type} values that Python cannot represent: save it as text."
+        ) from error
+
+
 def _uneven(path: Path, row: int, n: int, n_before: int) -> UserError:
     return UserError(f"The features on row {row} of {path} are {n} numbers, but earlier rows have {n_before}.")
 
@@ -102,8 +128,9 @@ def _float32(column: Any) -> NDArray[np.float32]:
 
 
 def _column(arrow: Any, values: Any) -> Any:
-    """Return a column; names of mixed types become text."""
+    """Return a column; names of mixed types and whole numbers beyond 64 bits become text."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         return arrow.array(values)
     kinds = {type(value) for value in values}
-    return arrow.array(list(values) if len(kinds) == 1 and kinds <= {int, str} else [str(value) for value in values])
+    fits = kinds == {str} or (kinds == {int} and all(-(2**63) <= value < 2**63 for value in values))
+    return arrow.array(list(values) if fits else [str(value) for value in values])

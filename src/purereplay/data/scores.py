@@ -9,6 +9,7 @@ import numpy as np
 
 from purereplay.data.files import whole_file
 from purereplay.data.parquet import pyarrow_for, write_parquet
+from purereplay.data.text import spreadsheet_safe
 from purereplay.errors import UserError
 
 SUFFIXES = (".csv", ".parquet")
@@ -30,7 +31,10 @@ def check_destination(path: Path, source: Path) -> None:
 
 
 def write_scores(path: Path, columns: Mapping[str, Any]) -> None:
-    """Write equally long columns (arrays or lists) by name; numbers keep all digits, bool becomes true and false."""
+    """Write equally long columns (arrays or lists) by name; numbers keep all digits, bool becomes true and false.
+
+    In CSV, a text that a spreadsheet would read as a formula gets a leading '; parquet keeps it as it is.
+    """
     with whole_file(path) as part:
         if path.suffix.lower() == ".parquet":
             write_parquet(path, columns, to=part)
@@ -47,4 +51,4 @@ def _cells(values: Any) -> list[Any]:
     cells = values.tolist() if isinstance(values, np.ndarray) else list(values)
     if isinstance(values, np.ndarray) and values.dtype == bool:
         return ["true" if cell else "false" for cell in cells]
-    return cells
+    return [spreadsheet_safe(cell) if isinstance(cell, str) else cell for cell in cells]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -69,6 +70,7 @@ class Engine:
         self.precision = precision
         self.watch = watch
         self._loops: OrderedDict[Hashable, Loop[Any]] = OrderedDict()  # in the order of their last use
+        self._in_use = threading.Lock()  # the loops are memory for one thread
         self._reported_at = time.perf_counter()  # time of the last call of `watch`
         self._cuda = _load_cuda_loop() if device.type == "cuda" and precision == "bf16" else None
         self._memory = _CPU_MEMORY
@@ -83,6 +85,14 @@ class Engine:
 
         Identical jobs are trained once. For example, runs that differ only in their filter share their experts.
         """
+        if not self._in_use.acquire(blocking=False):
+            raise UserError("A learner and its engine serve one thread at a time: give each thread its own learner.")
+        try:
+            return self._train_shared(jobs)
+        finally:
+            self._in_use.release()
+
+    def _train_shared(self, jobs: Sequence[Job]) -> list[Trained]:
         firsts = first_of_its_kind(jobs)
         shared = Counter(firsts)
         trained = self._train_all([jobs[i] for i in shared])

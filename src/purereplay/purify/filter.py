@@ -24,6 +24,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from purereplay.data.features import first_not_finite
+from purereplay.data.labels import is_missing
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
@@ -184,8 +185,11 @@ def _checked_matrix(features: ArrayLike | Tensor) -> NDArray[Any]:
         else:
             array = np.asarray(features)
             array = array if array.dtype.kind in "fiubc" else array.astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError("Features must be a matrix of numbers, one row per sample.") from None
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # the computation is in float64
+        with np.errstate(over="ignore"):  # infinity is reported below
+            array = array.astype(np.float64)
     if array.ndim != 2 or array.dtype.kind == "c" or 0 in array.shape:
         raise UserError(f"Features have shape {array.shape}, but must be (n, d) real numbers with n, d ≥ 1.")
     if (row := first_not_finite(array)) is not None:
@@ -197,8 +201,7 @@ def _checked_classes(labels: ArrayLike | Tensor, n: int) -> dict[Hashable, NDArr
     """Return the ascending rows of each class; classes are sorted if possible, else in order of first appearance."""
     members = members_of(labels, 0, n)
     for label, rows in members.items():
-        # only NaN differs from itself
-        if label is None or label != label or (isinstance(label, str | bytes) and not label.strip()):
+        if is_missing(label) or (isinstance(label, str | bytes) and not label.strip()):
             raise UserError(f"The label of row {rows[0]} is missing or empty.")
     try:
         names = sorted(members)  # type: ignore[type-var]

@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from purereplay.data.features import read_features
 from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_destination, write_scores
+from purereplay.data.text import printable
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
 from purereplay.report.terminal import duration, out, percent, progress_bars
@@ -34,13 +36,17 @@ def filter_file(
     started = time.monotonic()
     with progress_bars() as bars:
         table = read_features(
-            source, features=features, labels=labels, ids=ids, progress=timed_bar(bars, f"reading {source.name}")
+            source,
+            features=features,
+            labels=labels,
+            ids=ids,
+            progress=timed_bar(bars, f"reading {_shown(source.name)}"),
         )
         n, d = table.features.shape
         bars.print(f"{n:,} samples with {d:,} features each")
         sample_filter.fit(table.features, table.labels, progress=timed_bar(bars, "scoring"))
         selected = sample_filter.select()
-        bars.add_task(f"writing {destination.name}", total=None, what="")
+        bars.add_task(f"writing {_shown(destination.name)}", total=None, what="")
         columns = {
             **({"id": table.ids} if table.ids is not None else {"row": np.arange(n)}),
             "label": table.labels,
@@ -62,7 +68,7 @@ def filter_file(
     shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
     shown.add_row("time", duration(time.monotonic() - started))
     out.print(shown)
-    out.print(f"in [bold]{destination}[/bold]")
+    out.print(f"in [bold]{_shown(str(destination))}[/bold]")
 
 
 def timed_bar(bars: Progress, title: str) -> ProgressCallback:
@@ -85,3 +91,8 @@ def timed_bar(bars: Progress, title: str) -> ProgressCallback:
             bars.print(f"{title} {what}")
 
     return show
+
+
+def _shown(name: str) -> str:
+    """Return a name as the terminal shows it, without control characters and markup."""
+    return escape(printable(name))

@@ -91,6 +91,7 @@ def make_spr(
     """Return a learner for images of your own.
 
     `options` are settings by name (`purereplay settings` lists them). D and P hold 500 samples by default.
+    A learner serves one thread at a time; `SelfPurifiedClassifier` may be shared by threads.
     """
     settings = resolve(SprSettings, options, DataFacts(image_shape), preset=preset)
     data = DataSpec(image_shape=image_shape, n_classes=n_classes)
