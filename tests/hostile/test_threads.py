@@ -221,6 +221,7 @@ def test_two_threads_at_one_learner_are_an_error_not_a_crash():
         go_on.wait(20)
 
     learner.engine.watch = watch
+    learner.engine._reported_at = float("-inf")  # report the first steps, however fast they are
     thread = threading.Thread(target=lambda: learner.observe(batch))
     thread.start()
     assert inside.wait(20)
