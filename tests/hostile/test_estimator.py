@@ -127,7 +127,7 @@ def missing() -> list:
     return [*found, pandas.NA, pandas.NaT, ("a", pandas.NA)]
 
 
-@pytest.mark.parametrize("value", missing(), ids=repr)
+@pytest.mark.parametrize("value", missing(), ids=lambda value: type(value).__name__)
 def test_a_missing_value_is_no_class(value):
     one = tiny().partial_fit(X, Y)
     before, labels = state(one), [*Y[:-1], value]
