@@ -83,3 +83,15 @@ def test_replayed_samples_are_drawn_evenly_and_without_repetition():
     assert chisquare(counts).pvalue > 0.01
     few = draws.slots(np.array([0, 4, 10]), size=7, capacity=30)
     assert set(few[0]) <= set(range(-7, 0)) and set(few[1]) <= set(range(4)) and set(few[2]) <= set(range(10))
+
+
+def test_a_batch_that_is_not_added_is_an_error():
+    memory = Reservoir(CAPACITY, SHAPE, N_CLASSES, device=CPU)
+    generator = torch.Generator().manual_seed(1)
+    draws = ReplayDraws(3, key=5, first=0)
+    pool = ReplayPool(samples(20), batch_size=5, room=40, memory=memory, generator=generator, draws=draws)
+    with pytest.raises(RuntimeError, match="added to the pool once"):
+        for number, batch in enumerate(pool.batches()):
+            pool.draw()
+            if number != 1:
+                pool.add(batch)

@@ -47,7 +47,10 @@ def overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
-        found[name.strip().replace("-", "_") if "." not in name else name.strip()] = value.strip()
+        name = name.strip().replace("-", "_") if "." not in name else name.strip()
+        if name in found:
+            raise UserError(f"--set {name} is given twice: leave one of them out.")
+        found[name] = value.strip()
     for name, option in named.items():
         if option is None:
             continue

@@ -89,6 +89,8 @@ def run_settings(
 ) -> Any:
     """Return the settings of the run that the options describe."""
     chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
+    for name in chosen:
+        _check_prefix(name, [learner])
     return _resolve(
         chosen,
         dataset=dataset,
@@ -120,13 +122,20 @@ def _resolve(
     )
 
 
+def _check_prefix(name: str, learners: list[str]) -> None:
+    """Raise UserError if the setting of one learner, as in `gdumb.epochs`, concerns none of the learners."""
+    prefix, dot, _ = name.rpartition(".")
+    if dot and prefix not in names():
+        raise UserError(f"--set {name} names an unknown learner {prefix!r}: choose one of {', '.join(names())}.")
+    if dot and prefix not in learners:
+        raise UserError(f"--set {name} has no effect: {prefix} is not the learner of any run.")
+
+
 def _settings_of(learner: str, chosen: dict[str, str]) -> dict[str, str]:
     """Return the settings that concern a learner; `gdumb.epochs` concerns gdumb only."""
     own = {}
     for name, value in chosen.items():
         prefix, dot, rest = name.rpartition(".")
-        if dot and prefix not in names():
-            raise UserError(f"--set {name} names an unknown learner {prefix!r}: choose one of {', '.join(names())}.")
         if not dot or prefix == learner:
             own[rest.replace("-", "_")] = value
     return own
@@ -142,6 +151,8 @@ def sweep_settings(out: Path, values: dict[str, Any]) -> dict[Path, RunSettings]
     settings = overrides(values["set_"], robust=values["robust"], filter=values["filter_"], graphs=values["graphs"])
     own = ("robust", "filter_", "graphs", *_SINGLE)
     lists = {name: values[name] or "" for name in parameters if name not in own}
+    for name in settings:
+        _check_prefix(name, [learner.strip() for learner in lists["learner"].split(",")])
 
     def one(chosen: dict[str, str]) -> RunSettings:
         options = {name: _typed(name, chosen[name], kinds[name]) for name in lists}

@@ -20,6 +20,9 @@ def combinations(
     may start with a learner, `gdumb.epochs`; it then concerns the runs of that learner only.
     """
     values = {name: [v.strip() for v in text.split(",")] for name, text in lists.items()}
+    for name, choices in values.items():
+        if len(choices) > 1 and "" in choices:
+            raise UserError(f"The list of {name} has an empty item: {lists[name]!r}.")
     with_rate = [":" in noise for noise in values["noise"]]
     if any(with_rate):
         if not all(with_rate) or len(values["noise_rate"]) > 1:

@@ -84,8 +84,9 @@ class RunBars(Observer):
     def _update_buffers(self, now: TrainingProgress | None) -> None:
         if self.buffers is None:
             return
-        done = sum(e.learner.n_done for e in self.experiments)
         total = sum(e.workload.n_buffers for e in self.experiments)
+        # a learner without delayed buffers may cut a piece into several jobs
+        done = sum(min(e.learner.n_done, e.workload.n_buffers) for e in self.experiments)
         left = remaining(self.experiments, now)
         what = f"{done} of {total}" + ("" if left is None else f", {duration(left)} left")
         for measure, by_run in self.last.items():

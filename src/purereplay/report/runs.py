@@ -83,7 +83,7 @@ def _check_shown(path: Path, result: Line) -> None:
 
 def show_sweep(outcome: SweepOutcome) -> None:
     """Print the results of a sweep and draw each run."""
-    table = Table("run", "accuracy", "purity of P", "filtered noise", "time", box=None, padding=(0, 2, 0, 0))
+    table = Table("run", "accuracy", "purity of the memory", "filtered noise", "time", box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
     for path, result in outcome.results.items():
@@ -99,7 +99,7 @@ def show_sweep(outcome: SweepOutcome) -> None:
 
 def show_estimate(settings: RunSettings, n_samples: int, guess: Estimate, device: str) -> None:
     """Print steps, memory and time of a run that is not started."""
-    names = ("phase", "steps", "ms per step", "time", "at once", "would fit")
+    names = ("phase", "steps", "ms per step", "time", "networks at once", "networks that fit")
     table = Table(*names, box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
@@ -108,7 +108,11 @@ def show_estimate(settings: RunSettings, n_samples: int, guess: Estimate, device
         side, fit = guess.side_by_side[phase], guess.fit[phase]
         table.add_row(phase, f"{steps:,}", f"{1000 * speed:.3f}", duration(steps * speed), f"{side}", f"{fit:,}")
     budget = "" if settings.budget == 1 else f", at {settings.budget:g} times the preset's self-supervised epochs"
-    out.print(f"{n_samples:,} samples of {settings.dataset} fill {guess.workload.n_buffers} delayed buffers{budget}")
+    has_buffers = hasattr(settings.options, "delayed_size")
+    where = (
+        f"{'fill' if has_buffers else 'in'} {guess.workload.n_buffers} {'delayed buffers' if has_buffers else 'pieces'}"
+    )
+    out.print(f"{n_samples:,} samples of {settings.dataset} {where}{budget}")
     out.print(table)
     out.print(
         f"about [bold]{duration(guess.seconds)}[/bold] on {device}, in about {guess.memory / 2**20:,.0f} MiB of memory"

@@ -7,6 +7,8 @@ holds the memory's slots followed by the incoming samples; a learner lists the r
         replayed = pool.draw()           # from the memory as it is before this batch
         yield join(batch, replayed)      # the rows of one training step
         pool.add(batch)                  # into the memory
+
+The memory's class decides which samples it keeps, so every batch is added exactly once.
 """
 
 from __future__ import annotations
@@ -96,14 +98,21 @@ class ReplayPool(Pool):
         self._drawn = draws.slots(n_held, batch_size, capacity)
         self._at = 0
 
+    def batches(self) -> Iterator[Rows]:
+        """Yield the rows of each incoming batch, in stream order; each must be added before the next is asked for."""
+        for number, batch in enumerate(self._rows):
+            yield batch
+            if self._at != number + 1:
+                raise RuntimeError("Every batch must be added to the pool once, before the next one is asked for.")
+
     def draw(self) -> Rows:
-        """Return rows of random samples in the memory; an empty memory replays the current batch itself."""
+        """Return the rows drawn for the current batch from the memory; an empty memory gives the batch itself."""
         slots: Rows = self._drawn[self._at]
         rows: Rows = self._row_of_slot[slots] if slots[0] >= 0 else self._rows[self._at][-1 - slots]
         return rows
 
     def add(self, batch: Rows) -> None:
-        """Offer a batch to the memory, which keeps some of its samples in their slots."""
+        """Offer the current batch to the memory, whose class decides which samples it keeps."""
         taken = self._slots_taken[self._at]
         self._row_of_slot[taken[taken >= 0]] = batch[taken >= 0]
         self._at += 1

@@ -57,7 +57,7 @@ class SPR(Learner[FilterReport]):
     engine: Engine
     seed: int
     order: Literal["filter-first", "replay-first"]
-    tail: Literal["process", "drop"]  # of the stream: a partly filled D
+    tail: Literal["process", "drop"]  # treatment of a partly filled D at the end of the stream
     reseed: bool  # True: the same random numbers for every buffer, as in the released code
     scored: list[ScoredBuffer] = field(default_factory=list, init=False)  # scored buffers, oldest first
     waiting: list[FullBuffer] = field(default_factory=list, init=False)  # full buffers that are not scored yet
@@ -125,7 +125,7 @@ class SPR(Learner[FilterReport]):
             scored = yield from self.buffer_filter.score(self.waiting, self.n_classes, self._seed)
             self.scored, self.waiting = self.scored + scored, self.waiting[len(scored) :]
             return None
-        if not self.scored:  # intermittent Self-Replay (figure 4b)
+        if not self.scored:  # a task ended: intermittent Self-Replay trains the base on P (figure 4b)
             yield from self._train_base(None)
             self.task_ended, self._classifier = False, None
             return None
@@ -185,6 +185,7 @@ class SPR(Learner[FilterReport]):
         return trained.loss
 
     def _replay_batches(self, delayed_images: Tensor | None) -> tuple[Contrastive, Tensor, Tensor | None]:
+        """Return the recipe, the images that an epoch passes over, and the images of P that each step adds."""
         how, recipe = self.self_replay.batches, self.self_replay.recipe
         purified = self.held()
         if how == "purified" or delayed_images is None:
@@ -263,8 +264,8 @@ class SPR(Learner[FilterReport]):
         self.n_classes = self.purified.n_classes
         self.base = {name: t.to(device) for name, t in part(state, "base.").items()}
         self.base_optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
-        n_queued = self.n_queued - self.n_done
-        queue = [from_state(part(state, f"queue.{i}."), device) for i in range(n_queued)]
+        n_unfinished = self.n_queued - self.n_done
+        queue = [from_state(part(state, f"queue.{i}."), device) for i in range(n_unfinished)]
         self.scored = [buffer for buffer in queue if isinstance(buffer, ScoredBuffer)]
         self.waiting = [buffer for buffer in queue if not isinstance(buffer, ScoredBuffer)]
         self._classifier = None
