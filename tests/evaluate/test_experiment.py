@@ -351,8 +351,6 @@ def test_a_setting_may_concern_one_learner_of_a_sweep(tmp_path):
         sweep_runs(tmp_path, {"gdumb.epochs": "3"}, learner="spr,crs")
     with pytest.raises(UserError, match="list of learner has an empty item"):
         sweep_runs(tmp_path, learner="crs,,gdumb")
-    with pytest.raises(UserError, match="--set hidden is given twice"):
-        sweep_runs(tmp_path, set_=["hidden=3", "hidden=4"])
 
 
 @pytest.mark.gpu

@@ -47,10 +47,7 @@ def overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
-        name = name.strip().replace("-", "_") if "." not in name else name.strip()
-        if name in found:
-            raise UserError(f"--set {name} is given twice: leave one of them out.")
-        found[name] = value.strip()
+        found[name.strip().replace("-", "_") if "." not in name else name.strip()] = value.strip()  # the last one wins
     for name, option in named.items():
         if option is None:
             continue
