@@ -5,6 +5,7 @@ Shares are shown in %, as mean ± standard deviation over seeds. Every result is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -49,8 +50,13 @@ def read_results(pattern: str) -> tuple[Result, ...]:
     return tuple(
         _completed(result, path.relative_to(RESULTS).as_posix())
         for path in paths
-        for result in beside.read_results([path])
+        for result in (_read_live(path) if pattern.startswith("live/") else beside.read_results([path]))
     )
+
+
+def _read_live(path: Path) -> list[Result]:
+    """Results of benchmarks/live.py, which are no runs."""
+    return [json.loads(path.read_text())]
 
 
 def _completed(result: Result, name: str) -> Result:

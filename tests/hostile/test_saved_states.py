@@ -276,14 +276,17 @@ def state(tmp_path_factory):
 
 
 def rewrite(folder: Path, tensors: dict[str, Tensor], facts: dict) -> None:
-    """Replace the learner of a state, and its digest in the database."""
+    """Replace the learner of a state, and all digests in the database."""
     import sqlite3
+
+    from purereplay.live import digests
 
     content, digest = pack_tensors(tensors, facts)
     [path] = folder.glob("learner-*")
     path.write_bytes(content)
     with sqlite3.connect(folder / "state.sqlite") as database:
         database.execute("UPDATE learner SET digest = ?", [digest])
+        digests.record_all(database)
 
 
 def test_a_state_with_an_impossible_learner_is_refused(state, tmp_path):

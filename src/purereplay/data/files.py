@@ -73,10 +73,10 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[Path]:
         part = _new_part(target, 0o600 if private else 0o666)
         try:
             yield part
+            move_into_place(part, target)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-    move_into_place(part, target)
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
