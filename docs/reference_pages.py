@@ -19,8 +19,7 @@ from typing import Any
 from typer.main import get_command
 
 from purereplay.cli.app import app
-from purereplay.learners.registry import Entry, entries
-from purereplay.learners.settings import PRESETS
+from purereplay.learners.registry import PRESETS, Entry, entries
 from purereplay.report.runs import default_text, setting_notes, setting_text
 
 DOCS = Path(__file__).parent

@@ -264,7 +264,7 @@ class BesidePaper:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """How many cells of the paper's tables were measured at full scale, and how they compare."""
+    """Number of the paper's cells that were measured at full scale, by verdict."""
 
     tables: Mapping[str, BesidePaper]
 

@@ -39,8 +39,7 @@ from table_parts import (
     steps_a_second,
 )
 
-from purereplay.learners.registry import entries
-from purereplay.learners.settings import PRESETS
+from purereplay.learners.registry import PRESETS, entries
 from purereplay.paper.numbers import Column as Noise
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ import typer
 
 from purereplay.cli.app import Device, Seed, SetOption, overrides
 from purereplay.errors import UserError
-from purereplay.learners.registry import names
+from purereplay.learners.registry import PRESETS, names
 
 if TYPE_CHECKING:
     from purereplay.evaluate.settings import RunSettings
@@ -26,7 +26,7 @@ Noise = Annotated[
 NoiseRate = Annotated[float, typer.Option(help="Share of wrong labels in each affected class, 0 to 1.")]
 Episode = Annotated[str, typer.Option(help="Classes that form the tasks: A (as in the paper), B or C.")]
 LearnerName = Annotated[str, typer.Option("--learner", help=f"Learner: {', '.join(names())}.")]
-Preset = Annotated[str, typer.Option(help="default, paper, reference, quick, demo or live; see `purereplay settings`.")]
+Preset = Annotated[str, typer.Option(help=f"Preset: {', '.join(PRESETS)}; see `purereplay settings`.")]
 Budget = Annotated[float, typer.Option(help="Factor on the preset's self-supervised epochs.")]
 Precision = Annotated[
     str,
@@ -36,7 +36,7 @@ Precision = Annotated[
     ),
 ]
 Robust = Annotated[
-    str | None, typer.Option(help="Loss against wrong labels, with crs, prs, mir or gdumb: l2r, pencil, sl or jocor.")
+    str | None, typer.Option(help="Loss against wrong labels, for learners that take one: l2r, pencil, sl or jocor.")
 ]
 Filter = Annotated[
     str | None,

@@ -32,7 +32,7 @@ FLAG = Form(torch.bool, ())
 
 
 class Limits(NamedTuple):
-    """What the owner of a saved state knows about it."""
+    """Bounds of the labels and indices in a saved state."""
 
     n_classes: int
     n_samples: int  # indices of samples are below this

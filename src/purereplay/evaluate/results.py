@@ -190,7 +190,7 @@ def check_result(values: Line, source: Path, needed: Collection[str] = ()) -> No
 
 
 def file_exists(path: Path) -> bool:
-    """Return whether there is a file or a link; a name that the file system cannot hold is none."""
+    """Return whether a file or a link exists; False for a name that the file system cannot hold."""
     try:
         return path.exists() or path.is_symlink()
     except OSError:

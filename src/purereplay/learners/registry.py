@@ -41,6 +41,15 @@ class Entry:
     named: tuple[str, ...] = ()  # settings that result.json always states
 
 
+PRESETS: dict[str, str] = {  # name: description; `Settings.presets` has the values that one changes for a learner
+    "default": "the settings that measure best so far, at the paper's epochs",
+    "paper": "the text of the paper",
+    "reference": "the authors' released code where it differs from the text",
+    "quick": "MNIST in ten minutes on two cores",
+    "demo": "the digits of `purereplay demo`",
+    "live": "small images of your own on a CPU; the default of `learn` and of the estimator",
+}
+
 _BUILT_IN = {  # name: module and attribute of the entry
     "spr": "purereplay.learners.spr.build:SPR_ENTRY",
     "self-replay": "purereplay.learners.spr.build:SELF_REPLAY_ENTRY",

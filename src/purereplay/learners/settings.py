@@ -12,17 +12,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from purereplay.errors import UserError
+from purereplay.learners.registry import PRESETS
 
 NetworkName = Literal["mlp", "resnet18"]
 _LARGEST = 10**15  # of whole numbers; more than any memory holds and any machine computes
-PRESETS: dict[str, str] = {  # name: description. A learner lists what a preset changes in its registry entry
-    "default": "the settings that measure best so far, at the paper's epochs",
-    "paper": "the text of the paper",
-    "reference": "the authors' released code where it differs from the text",
-    "quick": "MNIST in ten minutes on two cores",
-    "demo": "the digits of `purereplay demo`",
-    "live": "small images of your own on a CPU; the default of `learn` and of the estimator",
-}
 
 
 class DataFacts(NamedTuple):

@@ -16,8 +16,8 @@ from purereplay.evaluate.judge import Line
 from purereplay.evaluate.results import check_result
 from purereplay.evaluate.running import SweepOutcome
 from purereplay.evaluate.settings import RunSettings
-from purereplay.learners.registry import Entry
-from purereplay.learners.settings import PRESETS, choices, field_of
+from purereplay.learners.registry import PRESETS, Entry
+from purereplay.learners.settings import choices, field_of
 from purereplay.report.pictures import draw_run
 from purereplay.report.plain import escaped
 from purereplay.report.terminal import duration, out, percent
