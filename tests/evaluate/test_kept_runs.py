@@ -18,6 +18,7 @@ EXPECTED = json.loads((KEPT / "expected.json").read_text())
 ROOT = KEPT.parent.parent.parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_stopped_run_continues_to_the_kept_result(tmp_path, name):
     shutil.copytree(KEPT / "runs" / name, tmp_path / "run")
