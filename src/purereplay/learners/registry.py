@@ -52,6 +52,7 @@ PRESETS: dict[str, str] = {  # name: description; `Settings.presets` has the val
 
 _BUILT_IN = {  # name: module and attribute of the entry
     "spr": "purereplay.learners.spr.build:SPR_ENTRY",
+    "pure-replay": "purereplay.learners.pure_replay:ENTRY",
     "self-replay": "purereplay.learners.spr.build:SELF_REPLAY_ENTRY",
     "self-centered-filter": "purereplay.learners.spr.build:SELF_CENTERED_FILTER_ENTRY",
     "finetune": "purereplay.learners.baselines.finetune:ENTRY",
