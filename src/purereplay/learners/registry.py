@@ -61,6 +61,7 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "prs": "purereplay.learners.baselines.prs:ENTRY",
     "mir": "purereplay.learners.baselines.mir:ENTRY",
     "er-ace": "purereplay.learners.baselines.er_ace:ENTRY",
+    "der++": "purereplay.learners.baselines.der:ENTRY",
     "gdumb": "purereplay.learners.baselines.gdumb:ENTRY",
     "multitask": "purereplay.learners.baselines.multitask:ENTRY",
 }
