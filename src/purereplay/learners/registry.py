@@ -62,6 +62,7 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "mir": "purereplay.learners.baselines.mir:ENTRY",
     "er-ace": "purereplay.learners.baselines.er_ace:ENTRY",
     "der++": "purereplay.learners.baselines.der:ENTRY",
+    "scr": "purereplay.learners.baselines.scr:ENTRY",
     "gdumb": "purereplay.learners.baselines.gdumb:ENTRY",
     "multitask": "purereplay.learners.baselines.multitask:ENTRY",
 }
