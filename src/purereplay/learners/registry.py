@@ -63,6 +63,7 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "er-ace": "purereplay.learners.baselines.er_ace:ENTRY",
     "der++": "purereplay.learners.baselines.der:ENTRY",
     "scr": "purereplay.learners.baselines.scr:ENTRY",
+    "er-mkd": "purereplay.learners.baselines.er_mkd:ENTRY",
     "gdumb": "purereplay.learners.baselines.gdumb:ENTRY",
     "multitask": "purereplay.learners.baselines.multitask:ENTRY",
 }
