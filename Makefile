@@ -28,7 +28,7 @@ test: $(READY)  ## the test suite, in a few minutes on two cores
 	@$(BIN)/python -m pytest -n 2
 
 test-fast: $(READY)  ## the tests without the long ones: under a minute on two cores
-	@$(BIN)/python -m pytest -n 2 -m 'not long and not slow and not gpu'
+	@$(BIN)/python -m pytest -n 2 -m 'not long and not slow and not gpu' --ignore tests/hostile
 
 test-slow: $(READY)  ## the tests that take many minutes: twenty kills, a million samples, five seeds
 	$(BIN)/python -m pytest -m slow -s

@@ -22,6 +22,7 @@ def speed(monkeypatch):
     return module
 
 
+@pytest.mark.long
 def test_the_demo_is_timed_by_phase(speed, monkeypatch):
     resolve = speed.resolve
     monkeypatch.setattr(speed, "resolve", lambda **chosen: resolve(**chosen, budget=0.005))

@@ -148,6 +148,7 @@ def test_baselines_losses_and_filters_by_their_options(tmp_path):
     assert twice.returncode == 2 and "--graphs and --set graphs set the same value" in twice.stderr
 
 
+@pytest.mark.long
 def test_sweep_makes_a_folder_per_combination_and_goes_on(tmp_path):
     arguments = ["sweep", "--dataset", "digits", *TINY, "--noise-rate", "0.2,0.4", "--seed", "1,2", "--out", tmp_path]
     done = run(*arguments)

@@ -152,6 +152,7 @@ except SystemExit as ended:
 RUN = HELP.replace('"--help"', '"features.npz", "--out", "scores.csv"')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code", ["from purereplay import SelfCenteredFilter", HELP, RUN], ids=["import", "help", "run"]
 )

@@ -89,6 +89,7 @@ def python_of(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_readmes_python_runs():
     [block] = python_of("README.md")
     assert len([line for line in block.splitlines() if line]) <= 10

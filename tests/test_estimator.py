@@ -363,6 +363,7 @@ def test_images_are_scored_by_patches_in_any_pieces(tmp_path):
     assert len(found) == 400 and (noisy != true)[found[:40]].mean() > 0.9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.6])
 def test_the_noise_of_digits_is_estimated(rate):
     """Barely trained networks suffice: images with similar pixels have similar features."""

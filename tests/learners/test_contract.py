@@ -18,6 +18,7 @@ NAMES = [
     "spr+combined",
     *(f"{entry.name}+{loss}" for entry in registry.entries() if entry.takes_robust_loss for loss in LOSSES),
 ]
+CASES = [pytest.param(name, marks=[pytest.mark.long] * (name not in registry.names())) for name in NAMES]
 SHAPE = (1, 8, 8)
 SMALL = {  # for a stream of a few hundred samples; a learner takes those of its settings
     "expert_epochs": "8",
@@ -68,7 +69,7 @@ def same(a: Learner, b: Learner) -> bool:
     return set(ours) == set(theirs) and all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_it_learns_a_separable_stream(name):
     one = learner(name)
     for i in range(4):
@@ -79,12 +80,12 @@ def test_it_learns_a_separable_stream(name):
     assert accuracy > 0.5  # guessing gives 0.25
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_it_classifies_before_the_first_sample(name):
     assert learner(name).classifier().predict(separable(7).images).shape == (7,)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_same_seed_same_bits_other_seed_other_bits(name):
     a, b, c = (learner(name, seed) for seed in (1, 1, 2))
     for one in (a, b, c):
@@ -95,7 +96,7 @@ def test_same_seed_same_bits_other_seed_other_bits(name):
     assert not torch.equal(a.classifier().logits(images), c.classifier().logits(images))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_its_state_moves_to_another_learner_at_any_time(name):
     one = learner(name)
     one.observe(separable(87, seed=1))
@@ -109,7 +110,7 @@ def test_its_state_moves_to_another_learner_at_any_time(name):
     assert torch.equal(one.classifier().logits(images), other.classifier().logits(images))
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("finetune", "multitask")])
+@pytest.mark.parametrize("name", [case for case in CASES if case.values[0] not in ("finetune", "multitask")])
 def test_it_holds_no_more_than_it_may(name):
     one = learner(name)
     for i in range(4):
@@ -120,7 +121,7 @@ def test_it_holds_no_more_than_it_may(name):
     assert held <= 30 + 40  # memory, and what waits
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_new_classes_appear_at_any_time(name):
     one = learner(name)
     one.observe(separable(90, seed=1, classes=(0, 1)))
@@ -130,7 +131,7 @@ def test_new_classes_appear_at_any_time(name):
     assert before.predict(separable(5).images).shape == one.classifier().predict(separable(5).images).shape
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_bad_batches_change_nothing(name):
     one, other = learner(name), learner(name)
     for each in (one, other):
@@ -142,7 +143,7 @@ def test_bad_batches_change_nothing(name):
     assert same(one, other)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_batch_sizes_of_the_stream_do_not_matter(name):
     """Samples come in pieces of any size; memories and training are the same."""
     one, other = learner(name), learner(name)

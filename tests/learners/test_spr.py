@@ -225,6 +225,7 @@ def test_reseed_draws_the_same_numbers_for_every_buffer(stream):
     assert not torch.allclose(c.clean_probability, d.clean_probability)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "option",
     [

@@ -47,6 +47,7 @@ SAMPLES = st.tuples(st.integers(0, 12), st.sampled_from(["cat", "dog", 'é,"']),
 CHUNKS = st.lists(st.tuples(st.lists(SAMPLES, min_size=1, max_size=6), st.booleans()), max_size=5)
 
 
+@pytest.mark.long
 @given(chunks=CHUNKS)
 @settings(deadline=None, max_examples=40)
 def test_every_sample_is_stored_once_whatever_arrives_and_wherever_it_is_interrupted(chunks, tmp_path_factory):

@@ -77,7 +77,7 @@ RECIPES = {
 }
 
 
-LONG = ("half of P", "colour", "additive jitter")
+LONG = ("half of P", "colour", "additive jitter", "all of D")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in RECIPES])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.draws import RandomStream
-from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, Job, SupervisedJob, Trained
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, Job, JointJob, SupervisedJob, Trained
 from purereplay.nets.loops.base import joined_pool
 from purereplay.nets.loops.cuda.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
 from purereplay.nets.loops.cuda.linear import (
@@ -42,6 +42,8 @@ _WORK_SECONDS = 0.1  # work queued on the device before the host waits for it
 
 def can_train(job: Job) -> TypeGuard[DrawnJob]:
     """Whether this loop can train the job."""
+    if isinstance(job, JointJob):
+        return False
     if not isinstance(job, ContrastiveJob | SupervisedJob) or job.images.dtype != torch.uint8:  # feature vectors
         return False
     backbone = job.network.backbone
@@ -94,7 +96,9 @@ class CudaLoop:
         shapes |= prefixed_shapes(HEAD, head_shapes(network.head, network.backbone.n_features))
         self.parameters = Parameters(shapes, k, device, dtype)
         self.pool = joined_pool(jobs, device)
-        self.keys, self.start, self.before = (torch.zeros(k, dtype=torch.int64, device=device) for _ in range(3))
+        self.keys, self.start, self.before, self.n_held = (
+            torch.zeros(k, dtype=torch.int64, device=device) for _ in range(4)
+        )
         self.done = torch.zeros((), dtype=torch.int64, device=device)  # steps taken by this job
         clip = None if isinstance(recipe, Contrastive) else recipe.clip
         self.backbone = make_backbone(network.backbone, self.n_rows, self.parameters, clip)
@@ -128,6 +132,7 @@ class CudaLoop:
             (self.keys, [j.seed for j in jobs]),
             (self.start, [j.start if isinstance(j, ContrastiveJob) else 0 for j in jobs]),
             (self.before, [j.steps_before for j in jobs]),
+            (self.n_held, [j.n_held if isinstance(j, ContrastiveJob) else 0 for j in jobs]),
         ):
             ours.copy_(torch.tensor(values, dtype=torch.int64))
         if isinstance(self.head, SupervisedHead):
@@ -173,7 +178,7 @@ class CudaLoop:
     def _prepare(self, n: int) -> Tensor:
         """Prepare draws, views and Adam's scales of the next n steps; returns the drawn rows (n, K, batch)."""
         steps = self.done + torch.arange(n, device=self.device)
-        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps).contiguous()
+        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.n_held, self.keys, steps).contiguous()
         self._make_views(index, steps)
         lr = lr_at(self.recipe, steps[:, None], self.steps_per_epoch, self.start).double()
         t = (self.before + steps[:, None] + 1).double()
