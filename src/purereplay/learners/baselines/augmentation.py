@@ -15,9 +15,9 @@ class AugmentSettings(Settings):
     """Whether training images are augmented."""
 
     augment: bool = setting(
-        "change the images of a step at random",
+        "shift and flip the images of a step at random",
         by_data="true for colour images",
-        source="the learner's own paper, which has colour images only",
+        source="the learner's own paper",
     )
 
     @classmethod

@@ -49,6 +49,9 @@ class ErMkdSettings(MemorySettings, AugmentSettings, ViewSettings):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": DEMO, "published": PUBLISHED}
 
+    augment: bool = setting(
+        "train on random views of the images of a step", by_data="true for colour images", source="Michel 2024"
+    )
     replay_size: int = setting("replayed samples of a step", 64, unit="samples", source="Michel 2024")
     strength: float = setting("weight λ of the distillation", 5.5, source="Michel 2024, released code", least=0)
     temperature: float = setting(
