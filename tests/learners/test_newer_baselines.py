@@ -134,8 +134,7 @@ def test_der_keeps_the_logits_of_a_samples_arrival_as_long_as_the_sample():
     torch.testing.assert_close(one.carried["logits"], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_der_without_kept_logits_and_with_full_replay_differs_from_kept_logits():
-    """α matters: the kept logits take part in the training."""
+def test_ders_kept_logits_take_part_in_the_training():
     a, b = built("der++", alpha="0"), built("der++", alpha="1")
     for each in (a, b):
         each.observe(separable(100, seed=1))
