@@ -290,3 +290,26 @@ def test_a_stopped_run_is_resumed_to_the_same_result(name, tmp_path):
         running.run(settings, tmp_path / "stopped", Impatient())
     resumed = running.run(settings, tmp_path / "stopped", resume=True)
     assert {k: v for k, v in whole.items() if k != "seconds"} == {k: v for k, v in resumed.items() if k != "seconds"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["er-ace", "der++", "scr", "er-mkd"])
+def test_colour_images_train_a_resnet_under_augmentation(name):
+    few = {"replay_size": "4", "batch_size": "4"}
+    options = resolve(dataset="cifar10", learner=name, device="cpu", preset_name="published", overrides=few).options
+    data = DataSpec(image_shape=(3, 8, 8), n_classes=10, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+    ones = [
+        registry.entry(name).build(o, data, engine=Engine(torch.device("cpu")), seed=1)
+        for o in (options, options, replace(options, **other_augmentation(options)))
+    ]
+    images = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    batch = Batch(images, torch.arange(12) % 3, torch.arange(12))
+    for one in ones:
+        one.observe(batch)
+    assert same(ones[0], ones[1]) and not same(ones[0], ones[2])
+    assert all(t.isfinite().all() for t in ones[0].weights.values())
+    assert ones[0].classifier().predict(images).shape == (12,)
+
+
+def other_augmentation(options) -> dict:
+    return {"augment": False} if hasattr(options, "augment") else {"crop_area": 0.9}
