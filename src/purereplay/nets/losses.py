@@ -1,4 +1,7 @@
-"""Losses of K networks: NT-Xent (paper, equation 1) and cross-entropy, plain or weighted over some of the classes."""
+"""Losses of K networks: NT-Xent (paper, equation 1), supervised contrast, and cross-entropy.
+
+Cross-entropy is plain, or weighted over some of the classes.
+"""
 
 from typing import Any
 
@@ -44,6 +47,20 @@ class _NTXent(torch.autograd.Function):
         d = torch.baddbmm(z.roll(n // 2, 1), weights, z, beta=-2)
         d.sub_(z * (z * d).sum(-1, keepdim=True))  # gradient of the normalisation to length 1
         return d.mul_((gradient / (n * ctx.temperature))[:, None, None] / length), None
+
+
+def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Loss per network (K,) of projections (K, n, d) with labels (K, n) (Khosla et al. 2020).
+
+    The mean over all rows of the cross-entropy between the row's similarities to the others and the uniform
+    distribution over the others of its label. A row that is the only one of its label counts 0.
+    """
+    z = F.normalize(projections, dim=-1)
+    itself = torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
+    log_p = (z @ z.transpose(1, 2) / temperature).masked_fill(itself, -torch.inf).log_softmax(-1)
+    positive = (labels[:, :, None] == labels[:, None, :]) & ~itself
+    sums = torch.where(positive, log_p, torch.zeros_like(log_p)).sum(2)
+    return -(sums / positive.sum(2).clamp(min=1)).mean(1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
