@@ -14,7 +14,7 @@ from purereplay.nets.jobs import Contrastive, ContrastiveJob, Joint, JointJob
 from purereplay.nets.loops.cuda.heads import MAX_CLASSES
 from purereplay.nets.loops.cuda.loop import CudaLoop, can_train, cuda_bytes
 from purereplay.nets.loops.plain import PlainLoop
-from purereplay.nets.networks import MLP, Backbone, Head, Network
+from purereplay.nets.networks import MLP, Backbone, Head, Network, is_trained
 from purereplay.nets.resnet import ResNet18
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,6 +43,7 @@ def make_job(
     capacity: int = CAPACITY,
     held: int = HELD,
     hidden: bool = True,
+    weight: float = 1.0,
 ) -> JointJob:
     """A job whose P has empty places; classes 0 and 1 are in D, the last class is in neither."""
     generator = torch.Generator().manual_seed(40 + k)
@@ -64,7 +65,7 @@ def make_job(
         seed=900 + k,
         labels=torch.cat([delayed, purified]),
         # some samples without a weight, whose label may be any
-        weights=torch.rand(size, generator=generator) * (torch.arange(size) % 5 != 0),
+        weights=weight * torch.rand(size, generator=generator) * (torch.arange(size) % 5 != 0),
         allowed=torch.stack([classes < 2, classes < n_classes - 1]),
         average={name: t + 1 for name, t in state.items()},
         held=held,
@@ -106,7 +107,8 @@ def assert_equal(a, b):
 
 CASES = {
     "P not full": {},
-    "weights above 1": {"recipe": replace(RECIPE, replay_size=9), "capacity": 20, "held": 20},
+    "weights that sum up to less than 1": {"weight": 0.1},
+    "more of P than of D, full": {"recipe": replace(RECIPE, replay_size=9), "capacity": 20, "held": 20},
     "D alone": {"recipe": replace(RECIPE, replay_size=0), "capacity": 0, "held": 0},
     "all of D, distinct P": {"recipe": replace(RECIPE, batch_size=20, replay_distinct=True)},
     "no contrastive": {"recipe": replace(RECIPE, contrastive=0.0)},
@@ -148,7 +150,8 @@ def test_training_continues_and_a_part_without_a_loss_is_left_alone(untrained):
 
 def resnet_job(k: int, stem: str, **more) -> JointJob:
     backbone = ResNet18(channels=3, size=8, width=4, stem=stem)
-    job = make_job(k, backbone=backbone, shape=(3, 8, 8), n_classes=20, n=4, **more)
+    recipe = replace(RECIPE, batch_size=2, replay_size=2)
+    job = make_job(k, more.pop("recipe", recipe), backbone=backbone, shape=(3, 8, 8), n_classes=20, n=2, **more)
     return replace(job, network=replace(job.network, mean=(0.5,) * 3, std=(0.2,) * 3))
 
 
@@ -165,20 +168,21 @@ def assert_resnet_step(want, got, tolerance):
             for theirs, ours in ((x.state[name], y.state[name]), (x.extra[name], y.extra[name])):
                 assert ours.shape == theirs.shape
                 # a step of Adam has the size of the learning rate, whatever the gradient
-                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=2.1 * RECIPE.lr, msg=name)
+                near = 2.1 * RECIPE.lr if is_trained(name) else 1e-4
+                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=near, msg=name)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stem", ["small", "imagenet"])
-def test_resnets_go_the_same_way(stem):
-    jobs = [resnet_job(k, stem) for k in range(2)]
+@pytest.mark.parametrize(("stem", "k"), [pytest.param("small", 1, marks=pytest.mark.slow), ("imagenet", 2)])
+def test_resnets_go_the_same_way(stem, k):
+    jobs = [resnet_job(i, stem) for i in range(k)]
     assert_resnet_step(plain(jobs), kernels(jobs), 1e-3)
 
 
 @pytest.mark.long
 def test_the_average_is_taken_after_every_step_also_of_statistics_and_of_unused_taps():
     """Against a sum over the states after each step, all from the same loop."""
-    job = resnet_job(0, "imagenet", recipe=replace(RECIPE, epochs=3, contrastive=0.0))
+    job = resnet_job(0, "imagenet", recipe=replace(RECIPE, epochs=2, batch_size=2, contrastive=0.0))
     loop = CudaLoop([job], DEVICE, torch.float32)
     loop.load([job])
     average = {name: t.clone() for name, t in job.average.items()}
@@ -186,21 +190,20 @@ def test_the_average_is_taken_after_every_step_also_of_statistics_and_of_unused_
         loop.advance(1)
         [trained] = loop.answers(0.0)
         average = {name: 0.9 * t + 0.1 * trained.state[name].cpu() for name, t in average.items()}
-    assert job.n_steps == 3
+    assert job.n_steps == 2
     for name, t in average.items():
         torch.testing.assert_close(trained.extra[name].cpu(), t, rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.long
 def test_a_network_depends_neither_on_its_company_nor_on_chunks():
-    recipe = replace(RECIPE, epochs=2)
-    jobs = [make_job(0, recipe), replace(make_job(1, recipe), held=CAPACITY), make_job(2, recipe)]
+    jobs = [make_job(0), make_job(1, held=CAPACITY)]
     together = kernels(jobs)
     for job, answer in zip(jobs, together, strict=True):
         [alone] = kernels([job])
         assert_equal(alone, answer)
     loop = CudaLoop([jobs[0]], DEVICE, torch.float32)
-    loop.chunk = 3
+    loop.chunk = 1
     for _ in range(2):  # a loop that is used again remembers nothing
         assert_equal(train(loop, [jobs[0]])[0], together[0])
 
@@ -233,36 +236,50 @@ def test_the_memory_includes_the_average():
     assert cuda_bytes(joint) - cuda_bytes(same) == 4 * sum(t.numel() for t in joint.state.values())
 
 
+def distance(trained, want, part: str) -> float:
+    """Relative distance of Adam's first moments of a part: of the gradients."""
+    names = [name for name in want.optimizer if name.startswith(f"mean.{part}")]
+    ours, theirs = (torch.cat([t.optimizer[name].flatten() for name in names]) for t in (trained, want))
+    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-6))
+
+
+def assert_as_near_as_autocast(jobs, dtype=torch.bfloat16):
+    """The kernels' bfloat16 may be twice as far from float32 as that of PyTorch's autocast."""
+    for got, lower, want in zip(kernels(jobs, dtype), plain(jobs, "bf16"), plain(jobs), strict=True):
+        assert got.loss == pytest.approx(want.loss, rel=2e-2)
+        for part in ("head.", "classes.", "backbone."):
+            assert distance(got, want, part) <= 2 * distance(lower, want, part) + 0.03, part
+        assert got.extra.keys() == want.extra.keys()
+        for name in want.extra:
+            torch.testing.assert_close(got.extra[name], want.extra[name], rtol=1e-2, atol=5e-3, msg=name)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_do_what_autograd_does_on_a_gpu(case):
     jobs = [make_job(k, **CASES[case]) for k in range(2)]
     assert_same(plain(jobs), kernels(jobs))
-    for want, got in zip(plain(jobs, "bf16"), kernels(jobs, torch.bfloat16), strict=True):
-        assert got.loss == pytest.approx(want.loss, rel=2e-2)
-        for name in want.state:
-            for theirs, ours in ((want.state[name], got.state[name]), (want.extra[name], got.extra[name])):
-                torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=4.1 * RECIPE.lr, msg=name)
 
 
-def large_job(k: int, stem: str, epochs: int = 1) -> JointJob:
-    recipe = replace(RECIPE, epochs=epochs, batch_size=20, replay_size=20)
-    backbone = ResNet18(channels=3, size=32, width=16, stem=stem)
-    return make_job(k, recipe, backbone=backbone, shape=(3, 32, 32), n_classes=100, n=20, capacity=40, held=30)
+BACKBONES = {
+    "perceptron": MLP(3 * 32 * 32, (128, 128)),
+    "small": ResNet18(channels=3, size=32, width=16, stem="small"),
+    "imagenet": ResNet18(channels=3, size=32, width=16, stem="imagenet"),
+}
+
+
+def large_job(k: int, which: str, epochs: int = 1) -> JointJob:
+    """A job of enough samples that a single ReLU, which rounding switches, does not matter."""
+    recipe = replace(RECIPE, epochs=epochs, batch_size=40, replay_size=40)
+    backbone = BACKBONES[which]
+    return make_job(k, recipe, backbone=backbone, shape=(3, 32, 32), n_classes=100, n=40, capacity=60, held=50)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stem", ["small", "imagenet"])
-def test_resnets_in_bfloat16_are_near_autograd(stem):
-    jobs = [large_job(k, stem) for k in range(2)]
-    for want, got in zip(plain(jobs), kernels(jobs, torch.bfloat16), strict=True):
-        assert got.loss == pytest.approx(want.loss, rel=3e-2)
-        for part in ("head.", "classes.", "backbone.layer4."):
-            gradient = {n: t for n, t in want.optimizer.items() if n.startswith(f"mean.{part}") and t.ndim > 1}
-            ours, theirs = (torch.cat([t[n].flatten() for n in gradient]) for t in (got.optimizer, want.optimizer))
-            assert torch.cosine_similarity(ours, theirs, dim=0) > 0.95, part
-        for name in want.extra:
-            torch.testing.assert_close(got.extra[name], want.extra[name], rtol=3e-2, atol=2e-2, msg=name)
+@pytest.mark.parametrize("which", BACKBONES)
+def test_in_bfloat16_the_kernels_are_near_autograd(which):
+    jobs = [large_job(k, which) for k in range(2)]
+    assert_as_near_as_autocast(jobs)
 
 
 @pytest.mark.gpu

@@ -309,10 +309,10 @@ def joint_cross_entropy_kernel(
     at = tl.arange(0, IMAGES)
     of_delayed, of_purified = tl.zeros((IMAGES,), tl.float32), tl.zeros((IMAGES,), tl.float32)
     for start in range(0, n, IMAGES):
-        place = start + at
-        weight = tl.load(weights + tl.load(index + place, mask=place < n, other=0), mask=place < n, other=0.0)
-        of_delayed += tl.where(place < n_delayed, weight, 0.0)
-        of_purified += tl.where(place < n_delayed, 0.0, weight)
+        left = n - start
+        weight = tl.load(weights + tl.load(index + start + at, mask=at < left, other=0), mask=at < left, other=0.0)
+        of_delayed += tl.where(start + at < n_delayed, weight, 0.0)
+        of_purified += tl.where(start + at < n_delayed, 0.0, weight)
     # a weight counts twice, once per view
     delayed_share = delayed / tl.maximum(2 * tl.sum(of_delayed, 0), 1.0)
     purified_share = purified / tl.maximum(2 * tl.sum(of_purified, 0), 1.0)

@@ -82,10 +82,10 @@ def can_train(job: Job) -> TypeGuard[DrawnJob]:
 
 
 def _fits_joint_head(job: JointJob) -> bool:
-    """Whether the classes fit into a tile, and a step has as many rows of P as the recipe says."""
+    """Whether the classes fit into a tile, and P is large enough for the recipe's rows of P."""
     recipe = job.recipe
-    n_replayed = min(job.n_replay, recipe.replay_size) if recipe.replay_distinct else recipe.replay_size
-    return 0 < job.network.n_classes <= MAX_CLASSES and n_replayed == (job.replay is not None) * recipe.replay_size
+    enough = recipe.replay_size if recipe.replay_distinct else min(1, recipe.replay_size)
+    return 0 < job.network.n_classes <= MAX_CLASSES and job.n_replay >= enough
 
 
 def n_rows(job: DrawnJob) -> int:
