@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MIN_TEMPERATURE = 0.0125  # below, exp(1 / temperature) overflows float32
-_NEVER = -1e4  # logit of a class that does not take part; finite, since a weight of 0 times infinity is not 0
+NEVER = -1e4  # logit of a class that does not take part; finite, since a weight of 0 times infinity is not 0
 
 
 def nt_xent(projections: Tensor, temperature: float) -> Tensor:
@@ -74,6 +74,6 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, allo
     Logits (K, B, classes), labels and weights (K, B), allowed bool (K, classes). The label of a sample with a weight
     must be allowed. If the weights sum up to less than 1, the sum takes the place of the mean.
     """
-    among = logits.masked_fill(~allowed[:, None], _NEVER)
+    among = logits.masked_fill(~allowed[:, None], NEVER)
     losses = F.cross_entropy(among.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
     return (losses * weights).sum(1) / weights.sum(1).clamp(min=1)
