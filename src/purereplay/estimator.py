@@ -39,7 +39,7 @@ from purereplay.learners.spr.settings import SprSettings
 from purereplay.learners.turns import Turns
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
-from purereplay.nets.inference import Classifier
+from purereplay.nets.inference import Classifier, grad_mode_kept
 from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate
 
@@ -112,6 +112,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     Threads may share a classifier. They learn one at a time. Predictions beside learning do not wait: they come from
     the last classifier that was trained to its end.
+
+    Every method may be interrupted at any moment, and called again. `fit` then leaves the classifier as it was. If
+    `partial_fit` had taken its samples, which `n_seen_` tells, the next call continues with them.
 
     Parameters
     ----------
@@ -201,17 +204,16 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         names = feature_names(X)
         if not labels:
             raise InputError("X holds 0 samples, but at least one is required.")
-        with self._turns.learning(self._make_view):
-            before = self.__dict__.copy()
-            try:
-                self._start(samples, names)
-                self._know(in_order(labels))
-                self._put(samples, labels, None)
-                self._recorded.work(flush=True)
-            except BaseException:  # also an interrupt: the classifier is as it was
-                self.__dict__.clear()
-                self.__dict__.update(before)
-                raise
+
+        def learn() -> None:
+            draft = self._draft()
+            draft._start(samples, names)
+            draft._know(in_order(labels))
+            draft._put(samples, labels, None)
+            draft._recorded.work(flush=True)
+            self._publish(draft)
+
+        self._turns.learning(learn, self._make_view)
         return self
 
     def partial_fit(
@@ -241,19 +243,23 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """
         samples, labels = self._read(X, y)
         named = [] if classes is None else in_order(read_labels(classes))
-        with self._turns.learning(self._make_view):
+
+        def learn() -> None:
             is_new = not self.__sklearn_is_fitted__()
             if not is_new:
                 self._check_columns(X, getattr(self, "feature_names_in_", None))
                 self._check_shape(samples, self._recorded.learner.image_shape, self._recorded.is_vectors)
             names = (SampleNames() if is_new else self._names).check(sample_ids, len(labels))
-            if not labels:
-                return self
-            if is_new:
-                self._start(samples, feature_names(X))
-            self._know([*named, *labels])
-            self._put(samples, labels, names)
-            self._recorded.work()
+            if labels:
+                draft = self._draft()
+                if is_new:
+                    draft._start(samples, feature_names(X))
+                draft._know([*named, *labels])
+                draft._put(samples, labels, names)
+                self._publish(draft)
+                self._recorded.work()
+
+        self._turns.learning(learn, self._make_view)
         return self
 
     def flush(self) -> Self:
@@ -265,8 +271,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             The classifier.
         """
         check_is_fitted(self)
-        with self._turns.learning(self._make_view):
-            self._recorded.work(flush=True)
+        self._turns.learning(lambda: self._recorded.work(flush=True), self._make_view)
         return self
 
     # ---------------------------------------------------------------- classifying
@@ -348,13 +353,17 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             `buffer` (number of the delayed buffer in which it was scored) and `passed` (decision of the filter).
         """
         check_is_fitted(self)
-        with self._turns.reading():
+
+        def read() -> NDArray[Any]:
             verdicts = self._recorded.verdicts.table()
             found = np.empty(self._recorded.verdicts.n, _SUSPECT)
             found["id"] = self._names.of(range(len(found)))
             found["label"] = self._labels.given(verdicts.labels, objects=True)
             for name, column in zip(_SUSPECT[2:], verdicts[1:], strict=True):
                 found[name[0]] = column.numpy()
+            return found
+
+        found = self._turns.reading(read)
         return found[np.argsort(found["clean_probability"], kind="stable")]
 
     def purified(self) -> Purified:
@@ -366,7 +375,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             Samples that passed the filter and are kept for replay.
         """
         check_is_fitted(self)
-        with self._turns.reading():
+
+        def read() -> Purified:
             held = self._recorded.learner.held()
             images = held.images if self._recorded.scale is None else self._recorded.scale.undo(held.images.cpu())
             return Purified(
@@ -375,6 +385,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 label_array(self._names.of(held.index.tolist())),
                 self._recorded.verdicts.table().clean_probability[held.index].numpy(),
             )
+
+        return self._turns.reading(read)
 
     def noise_estimate(self) -> NoiseEstimate:
         """Estimate the share of wrong labels among the scored samples.
@@ -385,9 +397,12 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             Shares overall and by class, each with a 95 % interval.
         """
         check_is_fitted(self)
-        with self._turns.reading():
+
+        def read() -> NoiseEstimate:
             overall, rates = self._recorded.noise()
             return NoiseEstimate(overall, dict(zip(self._labels.labels, rates, strict=True)))
+
+        return self._turns.reading(read)
 
     # ---------------------------------------------------------------- files
 
@@ -459,8 +474,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def _whole_state(self) -> tuple[dict[str, Any], State]:
         """Return facts and tensors of one moment; later learning does not change them."""
-        with self._turns.reading():
-            return self._facts(), self._tensors()
+        return self._turns.reading(lambda: (self._facts(), self._tensors()))
 
     def _restore(self, facts: dict[str, Any], tensors: State) -> None:
         options = from_json(SprSettings, facts["options"])
@@ -502,6 +516,21 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         turns: Turns[_View] | None = self.__dict__.get("_own_turns")
         # `setdefault` is one step for all threads
         return turns if turns is not None else self.__dict__.setdefault("_own_turns", Turns())
+
+    def _draft(self) -> Self:
+        """Return a classifier to learn with in place of this one, which stays as it is until `_publish`."""
+        draft = type(self).__new__(type(self))
+        draft.__dict__ = self.__dict__.copy()
+        if self.__sklearn_is_fitted__():
+            draft._recorded, draft._labels = self._recorded.copy(), self._labels.copy()
+            draft._names = self._names.copy()
+        return draft
+
+    def _publish(self, draft: Self) -> None:
+        """Take over all that the draft has learned."""
+        kept = {name: value for name, value in self.__dict__.items() if not _is_learned(name)}
+        learned = {name: value for name, value in draft.__dict__.items() if _is_learned(name)}
+        self.__dict__ = kept | learned  # one operation: an interrupt comes before or after it
 
     def _start(self, samples: Tensor, names: NDArray[Any] | None) -> None:
         """Start a new learner for samples of this kind."""
@@ -589,7 +618,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 logarithms = np.log(view.n_given[view.columns])
             return np.tile(logarithms, (len(samples), 1)), view
         scaled = samples if view.scale is None else view.scale.apply(samples)
-        scores: NDArray[np.float64] = view.classifier.logits(scaled).double().cpu().numpy()
+        with grad_mode_kept():
+            scores: NDArray[np.float64] = view.classifier.logits(scaled).double().cpu().numpy()
         return scores[:, view.columns], view
 
     def _read(self, X: Any, y: Any) -> tuple[Tensor, list[Hashable]]:
@@ -619,6 +649,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             raise InputError(f"X has {samples.shape[1]} features, but {name} is expecting {ours[0]} features as input.")
         theirs = describe(_shape(samples), is_vectors(samples))
         raise InputError(f"X holds {theirs}, but {name} learned from {describe(ours, vectors)}.")
+
+
+def _is_learned(name: str) -> bool:
+    """Return whether this attribute was learned, by its name: it is neither a parameter nor the turns."""
+    return (name.startswith("_") or name.endswith("_")) and name != "_own_turns"
 
 
 def _shape(samples: Tensor) -> Shape:

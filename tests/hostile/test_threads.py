@@ -4,6 +4,7 @@ The threads run in a process of their own, since the defect was a crash of the p
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -165,41 +166,86 @@ def test_a_view_beside_learning_is_the_last_one_and_is_renewed_at_its_end():
         return state[0]
 
     assert turns.view(make) == turns.view(make) == 1 and made == [1]
-    with turns.learning(make):
-        state[0] = 2
+    turns.learning(lambda: state.insert(0, 2), make)
     assert made == [1], "no view is made unless one is asked for"
-    with turns.learning(make):
+
+    def learn():
         state[0] = 3
         errors = together([lambda: made.append(turns.view(make))])
         assert not errors and made == [1, 1]
+
+    turns.learning(learn, make)
     assert made == [1, 1, 3] and turns.view(make) == 3
-    with pytest.raises(KeyError), turns.learning(make):
-        raise KeyError
-    with turns.reading():  # the failed turn was given back
-        pass
+    with pytest.raises(ZeroDivisionError):
+        turns.learning(lambda: 1 / 0, make)
+    assert turns.reading(lambda: "read") == "read", "the failed turn was not given back"
 
 
 def test_readers_wait_for_the_first_view_and_turns_are_given_in_order():
-    turns, order = Turns(), []
-    with turns.learning(lambda: "view"):
-        waiting = []
+    turns, order, waiting = Turns(), [], []
+
+    def arrive(work):
+        last = turns._last
+        waiting.append(threading.Thread(target=work, daemon=True))
+        waiting[-1].start()
+        while turns._last is last:
+            time.sleep(0.001)
+
+    def learn():
         for name in ("a", "b", "c"):
-
-            def read(name=name):
-                with turns.reading():
-                    order.append(name)
-
-            waiting.append(threading.Thread(target=read))
-            waiting[-1].start()
-            while len(turns._queue) <= len(waiting):
-                time.sleep(0.001)
-        asking = threading.Thread(target=lambda: order.append(turns.view(lambda: "view")))
-        asking.start()
+            arrive(lambda name=name: turns.reading(lambda: order.append(name)))
+        arrive(lambda: order.append(turns.view(lambda: "view")))
         time.sleep(0.05)
         assert order == []
-    for thread in (*waiting, asking):
+
+    turns.learning(learn, lambda: "view")
+    for thread in waiting:
         thread.join(10)
-    assert sorted(order) == ["a", "b", "c", "view"] and [name for name in order if name != "view"] == ["a", "b", "c"]
+    assert order == ["a", "b", "c", "view"]
+
+
+def test_a_turn_that_is_interrupted_while_it_waits_lets_nobody_in_early():
+    turns, order, go_on, learns = Turns(), [], threading.Event(), threading.Event()
+    main, arrived = threading.main_thread().ident, None
+
+    def learn():
+        learns.set()
+        go_on.wait(20)
+        order.append("learned")
+
+    def follow():
+        while turns._last is arrived:
+            time.sleep(0.001)
+        turns.reading(lambda: order.append("second"))
+
+    def interrupt():
+        while turns._last is arrived:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    def raise_interrupt(*_):
+        raise KeyboardInterrupt
+
+    learner = threading.Thread(target=turns.learning, args=[learn, lambda: "view"], daemon=True)
+    learner.start()
+    assert learns.wait(20)
+    arrived = turns._last
+    others = [threading.Thread(target=work, daemon=True) for work in (follow, interrupt)]
+    before = signal.signal(signal.SIGUSR1, raise_interrupt)
+    try:
+        for thread in others:
+            thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            turns.reading(lambda: order.append("first"))
+        time.sleep(0.05)
+        assert order == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        go_on.set()
+    for thread in (learner, *others):
+        thread.join(20)
+    assert order == ["learned", "second"]
 
 
 def test_a_failed_first_fit_in_another_thread_leaves_the_classifier_unfitted():

@@ -5,9 +5,10 @@ Two labels are one class if Python considers them equal, as 1, 1.0 and True.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -110,6 +111,12 @@ class LabelBook:
         self.columns: list[int] = []  # class numbers in the order of `classes`
         self.classes: NDArray[Any] = label_array([])  # see `in_order`
         self._numbers: dict[Hashable, int] = {}
+
+    def copy(self) -> Self:
+        """Return a book to which labels can be added while this one stays as it is."""
+        own = copy.copy(self)
+        own.labels, own._numbers = self.labels.copy(), self._numbers.copy()
+        return own
 
     def know(self, labels: Iterable[Hashable]) -> None:
         """Assign class numbers to new labels."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,13 +21,19 @@ class SampleNames:
 
     def __init__(self) -> None:
         self.n = 0
-        self._names: dict[int, Name] = {}  # by number, for samples that have a name of their own
-        self._taken: set[Name] = set()
+        # For samples that have a name of their own. Copies share both, so they may hold entries of a copy that was
+        # dropped: numbers from `n` on, and names that are not those of their number.
+        self._names: dict[int, Name] = {}  # by number
+        self._numbers: dict[Name, int] = {}  # by name
+
+    def copy(self) -> Self:
+        """Return names to which more can be added while these stay as they are; then only one of the two is used."""
+        return copy.copy(self)
 
     def check(self, names: Sequence[Any] | None, n: int) -> list[Name] | None:
         """Check names for the next n samples (None: their numbers); an error names the first sample with a bad name."""
         if names is None:
-            clash = next((number for number in range(self.n, self.n + n) if number in self._taken), None)
+            clash = next((number for number in range(self.n, self.n + n) if self._is_given(number)), None)
             if clash is not None:
                 raise InputError(
                     f"Sample {clash - self.n} needs an id: its number {clash} is the id of another sample."
@@ -46,8 +53,11 @@ class SampleNames:
 
     def add(self, names: list[Name] | None, n: int) -> None:
         """Add the next n samples, with names from `check`."""
-        self._names |= dict(enumerate(names or [], self.n))
-        self._taken.update(names or [])
+        while self._names and next(reversed(self._names)) >= self.n:
+            self._names.popitem()
+        numbered = dict(enumerate(names or [], self.n))
+        self._names.update(numbered)
+        self._numbers.update({name: number for number, name in numbered.items()})
         self.n += n
 
     def of(self, numbers: Iterable[int]) -> list[Name]:
@@ -56,18 +66,23 @@ class SampleNames:
 
     def _is_taken(self, name: Name) -> bool:
         is_number = isinstance(name, int) and 0 <= name < self.n and name not in self._names
-        return name in self._taken or is_number
+        return self._is_given(name) or is_number
+
+    def _is_given(self, name: Name) -> bool:
+        number = self._numbers.get(name, self.n)
+        return number < self.n and self._names.get(number) == name
 
     def state(self) -> Tensor:
         """Return the complete state as the bytes of a text: uint8 (length,)."""
-        text = json.dumps([self.n, list(self._names.keys()), list(self._names.values())])
+        names = {number: name for number, name in self._names.items() if number < self.n}
+        text = json.dumps([self.n, list(names.keys()), list(names.values())])
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def load(self, state: Tensor) -> None:
         """Restore a state returned by `state`; ValueError if it cannot be one."""
         self.n, numbers, names = _checked(json.loads(state.numpy().tobytes()))
         self._names = dict(zip(numbers, names, strict=True))
-        self._taken = set(names)
+        self._numbers = dict(zip(names, numbers, strict=True))
 
 
 def _checked(content: Any) -> tuple[int, list[int], list[Name]]:

@@ -7,9 +7,10 @@ A learner never sees true labels, and task ends only if it `wants_task_ends`. Be
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -100,8 +101,20 @@ class Learner(ABC, Generic[ReportT]):
     def work(self) -> Asks[ReportT | None]:
         """Do the next piece of pending work; returns a report when a buffer is finished, else None.
 
-        May be abandoned at any request and started again.
+        May be abandoned at any request and started again. A `copy` may be abandoned at any moment.
         """
+
+    def copy(self) -> Self:
+        """Return a learner that can go on in place of this one, while this one stays as it is.
+
+        This is how work survives an interrupt at any moment, for example between two statements. Every step is made by
+        a copy: samples are taken, or a piece of work is done. If the step comes to its end, the copy replaces the
+        learner by a single assignment; if not, the copy is dropped and the learner does the step again. So a step may
+        change the copy in any order, but nothing that the copy shares with this learner: shared tensors, lists and
+        buffers are replaced, not written. Only one of the two may go on. Random numbers depend on counts that belong to
+        the learner, so a repeated step gives the same bits.
+        """
+        return copy.deepcopy(self, {id(self.engine): self.engine})
 
     @abstractmethod
     def finish(self) -> None:

@@ -1,15 +1,16 @@
 """A learner that records every decision, for users' own data.
 
-Samples wait in an inbox until the learner takes them, so that interrupted work loses none. Feature vectors are
-standardised by the mean and standard deviation of the stream's first delayed buffer. The verdict on every scored sample
-is recorded, and a reservoir of scored samples is kept for the noise estimate. The results do not depend on how the
-stream was cut into pieces.
+Samples wait in an inbox until the learner takes them. Feature vectors are standardised by the mean and standard
+deviation of the stream's first delayed buffer. The verdict on every scored sample is recorded, and a reservoir of
+scored samples is kept for the noise estimate. The results do not depend on how the stream was cut into pieces, nor on
+interrupts: every step of the work is made on a copy, which is published by one assignment (see `Learner.copy`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from purereplay.purify.noise_rate import NoiseRate, noise_rates
 SAMPLE_SIZE = 2000  # scored samples kept for the noise estimate
 _SAMPLE_BYTES = 2**26  # memory limit for them, but at least 200 are kept
 _CLIP = 10.0  # standard deviations; values beyond are clipped
+_LEAST_STD = 5e-324  # the least positive number
 
 
 class Scale(NamedTuple):
@@ -48,14 +50,20 @@ class Scale(NamedTuple):
 
 def fit_scale(vectors: Tensor) -> Scale:
     """Return the scale of vectors float64 (n, D, 1, 1)."""
-    std = vectors.std(0, correction=0)
+    largest = vectors.abs().amax(0)
+    # the squares of numbers below 1e-154 are 0, so the deviation is taken in units of a power of 2, which is exact
+    unit = torch.where(largest > 0, largest / torch.frexp(largest).mantissa, 1.0)
+    std = (vectors / unit).std(0, correction=0) * unit
     # rounding in the mean may give a constant feature a tiny deviation
-    constant = std <= 1e-12 * vectors.abs().amax(0)
+    constant = std <= 1e-12 * largest
     return Scale(vectors.mean(0), torch.where(constant, 1.0, std))
 
 
 class RecordedLearner:
-    """`put` samples, then `work`; `state` is everything that later results depend on."""
+    """`put` samples, then `work`; `state` is everything that later results depend on.
+
+    `work` may be interrupted at any moment: the next call continues. Samples are put into a `copy`.
+    """
 
     def __init__(self, learner: SPR, *, lookahead: int = 1) -> None:
         self.learner = learner
@@ -71,8 +79,15 @@ class RecordedLearner:
         self.inbox = _empty(torch.zeros((0, *shape), dtype=torch.float64 if self.is_vectors else dtype))
         self.n_given = torch.zeros(learner.n_classes, dtype=torch.int64)  # samples put in so far, by label
 
+    def copy(self) -> Self:
+        """Return a learner that can go on in place of this one, while this one stays as it is."""
+        return copy.copy(self)  # all parts are replaced, not changed
+
     def grow(self, n_classes: int) -> None:
         """Allow labels below `n_classes` from now on; the number never shrinks."""
+        if n_classes <= len(self.n_given):
+            return
+        self.learner, self.sample = self.learner.copy(), copy.copy(self.sample)
         self.learner.grow(n_classes)
         self.sample.grow(n_classes)
         more = torch.zeros(self.learner.n_classes - len(self.n_given), dtype=torch.int64)
@@ -87,19 +102,38 @@ class RecordedLearner:
 
     def work(self, *, flush: bool = False) -> None:
         """Do all pending work; `flush`: also score the samples in a partly filled delayed buffer."""
-        self._work_through()
-        capacity = self.learner.delayed.capacity
-        if self.is_vectors and self.scale is None and (self.inbox.n >= capacity or (flush and self.inbox.n)):
-            self.scale = fit_scale(self.inbox.images[:capacity])
-        while self.inbox.n and (self.scale is not None or not self.is_vectors):
-            wanted = self.learner.appetite(self.lookahead)
-            piece, rest = (Batch(*(t[part] for t in self.inbox)) for part in (slice(wanted), slice(wanted, None)))
-            self.learner.take(piece._replace(images=self.scaled(piece.images)))
-            self.inbox = rest
-            self._work_through()
-        if flush:
-            self.learner.finish()
-            self._work_through()
+        while (after := self._after_next_step(flush)) is not None:
+            self.__dict__.update(after.__dict__)  # one operation: an interrupt comes before or after it
+
+    def _after_next_step(self, flush: bool) -> Self | None:
+        """Return a copy that has done the next step, or None if there is nothing to do."""
+        capacity, is_scaled = self.learner.delayed.capacity, self.scale is not None or not self.is_vectors
+        takes = bool(self.inbox.n) and (is_scaled or flush or self.inbox.n >= capacity)
+        if not (self.learner.pending or takes or (flush and self.learner.delayed.n)):
+            return None
+        after = self.copy()
+        after.learner = self.learner.copy()
+        if self.learner.pending:
+            after._work_once()
+        elif takes:
+            after._take()
+        else:
+            after.learner.finish()
+        return after
+
+    def _take(self) -> None:
+        if self.is_vectors and self.scale is None:
+            self.scale = fit_scale(self.inbox.images[: self.learner.delayed.capacity])
+        wanted = self.learner.appetite(self.lookahead)
+        piece, rest = (Batch(*(t[part] for t in self.inbox)) for part in (slice(wanted), slice(wanted, None)))
+        self.learner.take(piece._replace(images=self.scaled(piece.images)))
+        self.inbox = rest
+
+    def _work_once(self) -> None:
+        first = self.learner.queue[0].batch if self.learner.queue else None
+        report = drive(self.learner.work(), self.learner.engine)
+        if report is not None and first is not None:
+            self._record(report, first)
 
     def scaled(self, samples: Tensor) -> Tensor:
         """Return samples as the learner takes them."""
@@ -115,15 +149,9 @@ class RecordedLearner:
         features = embed(self.learner.network, self.learner.base, held.images, penultimate=True)
         return noise_rates(features.cpu().numpy(), held.labels.numpy(), self.learner.n_classes)
 
-    def _work_through(self) -> None:
-        while self.learner.pending:
-            first = self.learner.queue[0].batch if self.learner.queue else None
-            report = drive(self.learner.work(), self.learner.engine)
-            if report is not None and first is not None:
-                self._record(report, first)
-
     def _record(self, report: FilterReport, batch: Batch) -> None:
         number = torch.full_like(report.labels, report.buffer)
+        self.verdicts, self.sample = self.verdicts.copy(), copy.deepcopy(self.sample)
         self.verdicts.add(
             Verdicts(report.labels, report.clean_probability, report.centrality, number, report.selected_mask)
         )
@@ -159,7 +187,7 @@ class RecordedLearner:
         # samples reach the learner only after the scale is known
         if self.is_vectors and (part(state, "scale.") or n_inbox < limits.n_samples):
             forms["scale.mean"] = Form(torch.float64, shape, finite=True)
-            forms["scale.std"] = Form(torch.float64, shape, least=torch.finfo(torch.float64).tiny, finite=True)
+            forms["scale.std"] = Form(torch.float64, shape, least=_LEAST_STD, finite=True)
         return forms | {"n_given": Form(torch.int64, (limits.n_classes,), 0, MOST)}
 
     def _check_counts(self, state: State) -> None:

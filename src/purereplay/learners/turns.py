@@ -2,88 +2,105 @@
 
 A view is an immutable value made from the whole state, such as a finetuned classifier with its labels. A prediction
 needs only a view. While one thread learns, the others predict from the last view and do not wait.
+
+An interrupt (KeyboardInterrupt in the main thread) may come between any two operations of Python, also within a
+`finally` or an `__exit__` that is written in Python. Therefore all that a turn has to give back is given back by a
+`with` statement over an object of C: the locks of `threading`, and PyTorch's guard of the thread's grad mode.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from purereplay.errors import UserError
+from purereplay.nets.inference import grad_mode_kept
 
 View = TypeVar("View")
+Result = TypeVar("Result")
+
+_GLANCE = 0.005  # seconds between two looks at the last view by a thread that waits for its turn to make one
+
+
+class _Turn:
+    """A place in the queue."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # held from the arrival to the end of the turn
+        self.before: _Turn | None = None  # the turn to wait for; None once it is over
 
 
 class Turns(Generic[View]):
     """A lock that is given in the order of arrival, and the last view of the state behind it."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._queue: deque[object] = deque()  # the turn in progress first, then the waiting ones
-        self._is_learning = False  # whether the turn in progress changes the state
-        self._view: View | None = None
-        self._is_fresh = False  # whether `_view` shows the present state
+        self._arriving = threading.Lock()
+        self._last: _Turn | None = None  # the turn that arrived last
+        self._learning = threading.Lock()  # held while a turn changes the state
+        self._view: tuple[View | None, bool] = None, False  # the last view, and whether it shows the present state
         self._asked_beside = False  # whether a view was asked for beside learning
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Take a turn that leaves the state unchanged."""
-        with self._queued() as turn:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue[0] is turn)
-            yield
+    def reading(self, work: Callable[[], Result]) -> Result:
+        """Do work that leaves the state unchanged."""
+        turn = _Turn()
+        with turn.lock, grad_mode_kept():
+            self._arrive(turn)
+            self._wait(turn)
+            return work()
 
-    @contextmanager
-    def learning(self, make_view: Callable[[], View]) -> Iterator[None]:
-        """Take a turn that changes the state; if a view was asked for beside it, the next one is made at its end."""
-        with self.reading():
-            with self._changed:
-                self._is_learning, self._is_fresh = True, False
-                self._changed.notify_all()  # threads that wait for a view may take the last one
-            try:
-                yield
+    def learning(self, work: Callable[[], Result], make_view: Callable[[], View]) -> Result:
+        """Do work that changes the state; if a view was asked for beside it, the next one is made at its end."""
+        turn = _Turn()
+        with turn.lock, grad_mode_kept():
+            self._arrive(turn)
+            self._wait(turn)
+            with self._learning:
+                self._view = self._view[0], False
+                result = work()
                 if self._asked_beside:  # otherwise endless learning would leave the others with an old view
                     with suppress(UserError):  # raised again by `view`
                         self._renew(make_view)
-            finally:
-                with self._changed:
-                    self._is_learning = False
+                return result
 
     def view(self, make_view: Callable[[], View]) -> View:
         """Return the view of the present state, or the last one while another thread learns."""
-        with self._changed:
-            if (usable := self._usable()) is not None:
-                return usable
-        with self._queued() as turn:
-            with self._changed:
-                while (usable := self._usable()) is None and self._queue[0] is not turn:
-                    self._changed.wait()
+        if (usable := self._usable()) is not None:
+            return usable
+        turn = _Turn()
+        with turn.lock, grad_mode_kept():
+            self._arrive(turn)
+            while (usable := self._usable()) is None and turn.before is not None:
+                if self._view[0] is None:
+                    self._wait(turn)
+                elif turn.before.lock.locked():
+                    time.sleep(_GLANCE)
+                else:
+                    turn.before = turn.before.before
             return self._renew(make_view) if usable is None else usable
 
+    def _arrive(self, turn: _Turn) -> None:
+        with self._arriving:
+            turn.before, self._last = self._last, turn
+
+    def _wait(self, turn: _Turn) -> None:
+        """Wait for the turns before this one."""
+        while (before := turn.before) is not None:
+            with before.lock:
+                turn.before = before.before  # not None if that turn was given up while it waited
+
     def _usable(self) -> View | None:
-        if not (self._is_fresh or self._is_learning):
+        view, is_fresh = self._view
+        if is_fresh:
+            return view
+        if view is None or not self._learning.locked():
             return None
-        self._asked_beside |= not self._is_fresh
-        return self._view
+        self._asked_beside = True
+        return view
 
     def _renew(self, make_view: Callable[[], View]) -> View:
         view = make_view()
-        with self._changed:
-            self._view, self._is_fresh, self._asked_beside = view, True, False
+        self._view, self._asked_beside = (view, True), False
         return view
-
-    @contextmanager
-    def _queued(self) -> Iterator[object]:
-        turn = object()
-        try:
-            with self._changed:
-                self._queue.append(turn)
-            yield turn
-        finally:
-            with self._changed:
-                with suppress(ValueError):  # an interrupt may come before the turn is in the queue
-                    self._queue.remove(turn)
-                self._changed.notify_all()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,7 @@ class DelayedBuffer:
         self.image_shape = image_shape
         self.dtype = dtype  # of the images; float32: feature vectors
         self.n = 0
+        # copies share this memory: rows below `n` are never written again
         self._images = torch.zeros((capacity, *image_shape), dtype=dtype, device=device)
         self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._index = torch.zeros(capacity, dtype=torch.int64, device=device)
@@ -31,6 +35,10 @@ class DelayedBuffer:
     @property
     def is_full(self) -> bool:
         return self.n == self.capacity
+
+    def copy(self) -> Self:
+        """Return a buffer that can go on while this one stays as it is; then only one of the two is used."""
+        return copy.copy(self)
 
     def add(self, batch: Batch) -> Batch:
         """Add the samples that fit, in order, and return the rest."""
@@ -46,6 +54,9 @@ class DelayedBuffer:
 
     def reset(self) -> None:
         self.n = 0
+        self._images, self._labels, self._index = (
+            torch.empty_like(t) for t in (self._images, self._labels, self._index)
+        )
 
     def state(self) -> dict[str, Tensor]:
         return self.contents()._asdict()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -27,14 +28,21 @@ class VerdictLog:
     """Log that grows with the stream, by 33 bytes per sample."""
 
     def __init__(self) -> None:
-        self.n = 0
         self._parts = [Verdicts(*(torch.zeros(0, dtype=dtype) for dtype in _DTYPES))]
+
+    @property
+    def n(self) -> int:
+        """Number of verdicts."""
+        return sum(len(own.labels) for own in self._parts)
+
+    def copy(self) -> Self:
+        """Return a log to which verdicts can be added while this one stays as it is."""
+        return copy.copy(self)
 
     def add(self, verdicts: Verdicts) -> None:
         """Append the verdicts on the next samples, in stream order."""
         own = [t.detach().to("cpu", dtype, copy=True) for t, dtype in zip(verdicts, _DTYPES, strict=True)]
-        self._parts.append(Verdicts(*own))
-        self.n += len(own[0])
+        self._parts = [*self._parts, Verdicts(*own)]  # copies share the old list
 
     def table(self) -> Verdicts:
         """Return all verdicts so far; not a copy."""

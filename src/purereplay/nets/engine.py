@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
@@ -70,7 +71,7 @@ class Engine:
         self.precision = precision
         self.watch = watch
         self._loops: OrderedDict[Hashable, Loop[Any]] = OrderedDict()  # in the order of their last use
-        self._in_use = threading.Lock()  # the loops are memory for one thread
+        self._in_use = weakref.ref(threading.Lock())  # to the lock of the last call, held while it trains
         self._reported_at = time.perf_counter()  # time of the last call of `watch`
         self._cuda = _load_cuda_loop() if device.type == "cuda" and precision == "bf16" else None
         self._memory = _CPU_MEMORY
@@ -85,12 +86,15 @@ class Engine:
 
         Identical jobs are trained once. For example, runs that differ only in their filter share their experts.
         """
-        if not self._in_use.acquire(blocking=False):
-            raise UserError("A learner and its engine serve one thread at a time: give each thread its own learner.")
-        try:
+        own = threading.Lock()
+        with own:  # interrupts cannot leave a lock held
+            other = self._in_use()
+            if other is not None and other.locked():
+                raise UserError(
+                    "A learner and its engine serve one thread at a time: give each thread its own learner."
+                )
+            self._in_use = weakref.ref(own)
             return self._train_shared(jobs)
-        finally:
-            self._in_use.release()
 
     def _train_shared(self, jobs: Sequence[Job]) -> list[Trained]:
         firsts = first_of_its_kind(jobs)
@@ -153,7 +157,6 @@ class Engine:
         if loop is None:
             self._make_room(len(jobs) * self.bytes_for(jobs[0]))
             loop = self._make_loop(jobs)
-        self._loops[key] = loop
         loop.load(jobs)
         n_steps = max(job.n_steps for job in jobs)  # shorter jobs idle
         done = 0
@@ -163,6 +166,7 @@ class Engine:
                 self._reported_at = time.perf_counter()
                 self.watch(TrainingProgress(jobs[0].phase, len(jobs), done, n_steps))
         answers = loop.answers(began)
+        self._loops[key] = loop  # only now: a loop that was interrupted is not used again
         sums = torch.stack([torch.stack([t.sum() for t in a.state.values()]).sum() for a in answers])
         return [a if ok else a._replace(loss=math.nan) for a, ok in zip(answers, sums.isfinite().tolist(), strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,16 @@ _AT_ONCE = 2048  # images per forward pass
 _PROBE_STEPS = 200  # iterations of L-BFGS
 _PROBE_DECAY = 0.01  # weight of half the squared weights, for standardised features
 UNLIKELY = -1e4  # logit of a class that cannot be predicted
+
+
+def grad_mode_kept() -> AbstractContextManager[object]:
+    """Return a context in which gradients can be taken, and after which the thread has its former grad mode.
+
+    `torch.no_grad` and PyTorch's optimizers change the mode and restore it in Python. An interrupt in between would
+    leave the caller's thread without gradients. This context is left by a function of C, which is never interrupted.
+    """
+    guard: AbstractContextManager[object] = torch._C._InferenceMode(False)
+    return guard
 
 
 @torch.no_grad()

@@ -7,8 +7,9 @@ labels on D ∪ P. The queue records every finished step, so the state is always
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -75,17 +76,19 @@ class SPR(Learner[FilterReport]):
 
     def grow(self, n_classes: int) -> None:
         """Allow labels below `n_classes` from now on; the number never shrinks."""
-        self.purified.grow(n_classes)
-        if self.purified.n_classes > self.n_classes:
-            self.n_classes, self._classifier = self.purified.n_classes, None
+        if n_classes > self.n_classes:
+            self.purified = copy.copy(self.purified)  # its counts are replaced, its samples stay
+            self.purified.grow(n_classes)
+            self.n_classes, self._classifier = n_classes, None
 
     def correct(self, batch: Batch) -> None:
         """Put samples with labels corrected by a person into P, with clean probability 1."""
         check_batch(batch, self.delayed.image_shape, self.n_classes)
         if not isinstance(self.purified, PurifiedBuffer):
             raise UserError("Corrections need a purified buffer: the setting filter=none has none.")
-        self.purified.insert(batch)
-        self._classifier = None
+        purified = copy.deepcopy(self.purified)
+        purified.insert(batch)
+        self.purified, self._classifier = purified, None
 
     # ---------------------------------------------------------------- Algorithm 1: training and filtering
 
@@ -115,6 +118,12 @@ class SPR(Learner[FilterReport]):
     def end_task(self) -> None:
         self.task_ended = True
 
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        other.delayed = self.delayed.copy()
+        other.scored = [copy.copy(buffer) for buffer in self.scored]
+        return other
+
     def finish(self) -> None:
         if self.delayed.n and self.tail == "process":
             self._enqueue()
@@ -137,9 +146,7 @@ class SPR(Learner[FilterReport]):
         else:
             yield from self._replay(buffer)
             report = self._purify(buffer)
-        self.scored.pop(0)
-        self.n_done += 1
-        self._classifier = None
+        self.scored, self.n_done, self._classifier = self.scored[1:], self.n_done + 1, None
         return buffer.finished(report)
 
     def _to_score(self) -> list[FullBuffer]:
@@ -157,10 +164,12 @@ class SPR(Learner[FilterReport]):
         chosen = select(buffer.clean_probability, self._seed("selection", buffer.number))
         generator = torch.Generator().manual_seed(self._seed("admission", buffer.number))
         passed = Batch(*(t[chosen] for t in buffer.batch))
-        if isinstance(self.purified, PurifiedBuffer):
-            self.purified.add(passed, buffer.clean_probability[chosen], generator)
+        purified = copy.deepcopy(self.purified)
+        if isinstance(purified, PurifiedBuffer):
+            purified.add(passed, buffer.clean_probability[chosen], generator)
         else:
-            self.purified.add(passed, generator)
+            purified.add(passed, generator)
+        self.purified = purified
         return buffer.reported(selected_mask=chosen, held_index=self.purified.index)
 
     def _replay(self, buffer: ScoredBuffer) -> Asks[None]:
@@ -288,8 +297,8 @@ class SPR(Learner[FilterReport]):
 
     def _enqueue(self) -> None:
         images, labels, index = self.delayed.contents()
-        self.waiting.append(FullBuffer(self.n_queued, Batch(images, labels.cpu(), index.cpu())))
-        self.n_queued += 1
+        full = FullBuffer(self.n_queued, Batch(images, labels.cpu(), index.cpu()))
+        self.waiting, self.n_queued = [*self.waiting, full], self.n_queued + 1
         self.delayed.reset()
 
     def held(self) -> Batch:

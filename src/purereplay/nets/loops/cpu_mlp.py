@@ -84,14 +84,17 @@ class CpuMlpLoop(PlainLoop):
         queue = _WorkQueue(self._run_steps, n_networks, n_steps, n_threads // n_workers)
         threads = [threading.Thread(target=queue.work, args=[p], daemon=True) for p in self.workspaces[1:n_workers]]
         try:
-            for thread in threads:
-                thread.start()
-            queue.work(self.workspaces[0])
-            for thread in threads:
-                thread.join()
+            try:
+                for thread in threads:
+                    thread.start()
+                queue.work(self.workspaces[0])
+                for thread in threads:
+                    thread.join()
+            finally:
+                torch.set_num_threads(n_threads)  # also the default of threads started later
         finally:
+            torch.set_num_threads(n_threads)  # again, since an interrupt may come within the first `finally`
             queue.stopped = True  # after an interrupt a thread may still be running
-            torch.set_num_threads(n_threads)  # also the default of threads started later
             for thread in threads:
                 if thread.is_alive():
                     thread.join()
