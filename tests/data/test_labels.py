@@ -107,3 +107,36 @@ def test_names_are_each_samples_own():
     assert other.of(range(5)) == names.of(range(5)) and other.n == 5
     with pytest.raises(InputError, match="'a'"):
         other.check(["a"], 1)
+
+
+def test_names_of_copies_that_are_dropped_are_forgotten():
+    names = SampleNames()
+    names.add(names.check(["a", "b"], 2), 2)
+    dropped = names.copy()
+    dropped.add(dropped.check(["c", 9, "d"], 3), 3)
+    assert dropped.of(range(5)) == ["a", "b", "c", 9, "d"]
+    with pytest.raises(InputError, match="'c'"):
+        dropped.check(["c"], 1)
+    saved, other = names.state(), SampleNames()
+    other.load(saved)
+    assert other.of(range(2)) == ["a", "b"] and other.n == names.n == 2
+    names.add(names.check(None, 2), 2)
+    assert names.of(range(4)) == ["a", "b", 2, 3]
+    names.add(names.check(["d", "c"], 2), 2)  # free again, under other numbers
+    assert names.of(range(6)) == ["a", "b", 2, 3, "d", "c"]
+    names.add(names.check([9], 1), 1)
+    for wrong in (["a"], ["c"], ["d"], [9], [3]):
+        with pytest.raises(InputError, match=repr(wrong[0])):
+            names.check(wrong, 1)
+    other.load(names.state())
+    assert other.of(range(7)) == names.of(range(7)) == ["a", "b", 2, 3, "d", "c", 9]
+
+
+def test_labels_of_copies_that_are_dropped_are_forgotten():
+    book = LabelBook()
+    book.know(["b"])
+    dropped = book.copy()
+    dropped.know(["a", "c"])
+    assert book.labels == ["b"] and book.classes.tolist() == ["b"] and dropped.classes.tolist() == ["a", "b", "c"]
+    book.know(["c"])
+    assert book.numbers(["b", "c"]).tolist() == [0, 1] and dropped.numbers(["b", "c"]).tolist() == [0, 2]

@@ -203,6 +203,17 @@ def test_weights_that_cannot_be_averaged_are_refused():
             one.score(X, Y, weights)
 
 
+@pytest.mark.parametrize("factor", [2.0**-149, 2.0**-1000, 2.0**-1060])
+def test_tiny_features_are_learned_and_do_not_become_zero(factor, tmp_path):
+    whole = np.rint(8 * X)  # the smallest factor leaves them exact, but not their mean and deviation
+    plain, one = tiny().fit(whole, Y), tiny().fit(whole * factor, Y)
+    np.testing.assert_allclose(one.predict_proba(whole * factor), plain.predict_proba(whole), atol=1e-3)
+    assert len(np.unique(one.purified().X)) > 2
+    one.save(tmp_path / "tiny.safetensors")
+    again = SelfPurifiedClassifier.load(tmp_path / "tiny.safetensors")
+    assert np.array_equal(again.predict_proba(whole * factor), one.predict_proba(whole * factor))
+
+
 def test_a_fit_that_fails_leaves_the_former_classifier():
     one = tiny().fit(X, Y)
     before, right = state(one), one.predict_proba(X)

@@ -110,6 +110,22 @@ def test_its_state_moves_to_another_learner_at_any_time(name):
     assert torch.equal(one.classifier().logits(images), other.classifier().logits(images))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_copy_goes_on_while_the_learner_stays_as_it_is(name):
+    one = learner(name)
+    one.observe(separable(87, seed=1))
+    before = {n: t.clone() for n, t in one.state().items()}
+    copy = one.copy()
+    copy.observe(separable(53, seed=2))
+    copy.flush()
+    assert copy.engine is one.engine
+    assert one.state().keys() == before.keys() and all(torch.equal(t, before[n]) for n, t in one.state().items())
+    after = {n: t.clone() for n, t in copy.state().items()}
+    one.observe(separable(53, seed=2))  # as after a copy that was dropped
+    one.flush()
+    assert one.state().keys() == after.keys() and all(torch.equal(t, after[n]) for n, t in one.state().items())
+
+
 @pytest.mark.parametrize("name", [case for case in CASES if case.values[0] not in ("finetune", "multitask")])
 def test_it_holds_no_more_than_it_may(name):
     one = learner(name)

@@ -99,6 +99,15 @@ def test_one_sample_and_equal_samples_have_a_scale():
     assert isinstance(scale, Scale)
 
 
+@pytest.mark.parametrize("factor", [2.0**-100, 2.0**-700, 2.0**-1000, 2.0**100])
+def test_the_scale_of_tiny_and_large_features_is_exact(factor):
+    """The squares of numbers below 1e-154 are 0 in float64."""
+    x = samples(40)[0] - 50
+    scale, other = fit_scale(x), fit_scale(factor * x)
+    assert torch.equal(scale.std, x.std(0, correction=0)) and torch.equal(other.std, factor * scale.std)
+    assert torch.equal(other.apply(factor * x), scale.apply(x))
+
+
 class Stops(Engine):
     """Trains some networks of one phase and is interrupted at the next."""
 

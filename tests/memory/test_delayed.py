@@ -44,6 +44,20 @@ def test_contents_are_a_copy_and_state_round_trips():
     assert other.is_full and all(torch.equal(a, b) for a, b in zip(other.contents(), buffer.contents(), strict=True))
 
 
+def test_copies_that_are_dropped_change_nothing():
+    buffer = DelayedBuffer(5, (1, 2, 2), device=CPU)
+    buffer.add(batch(10, 3))
+    dropped = buffer.copy()
+    dropped.add(batch(20, 2))
+    assert dropped.contents().index.tolist() == [10, 11, 12, 20, 21] and buffer.n == 3
+    dropped.reset()
+    dropped.add(batch(30, 4))
+    assert dropped.contents().index.tolist() == [30, 31, 32, 33]
+    assert buffer.contents().index.tolist() == [10, 11, 12]
+    buffer.add(batch(40, 1))
+    assert buffer.contents().index.tolist() == [10, 11, 12, 40]
+
+
 def test_vectors_are_kept_as_floats():
     buffer = DelayedBuffer(3, (4, 1, 1), device=CPU, dtype=torch.float32)
     vectors = torch.randn(3, 4, 1, 1)

@@ -26,6 +26,16 @@ def test_verdicts_are_kept_in_stream_order():
     assert moved.n == 15
 
 
+def test_copies_that_are_dropped_change_nothing():
+    log = VerdictLog()
+    log.add(verdicts(4, 0))
+    dropped = log.copy()
+    dropped.add(verdicts(2, 1))
+    assert (log.n, dropped.n) == (4, 6) and log.table().buffer.tolist() == [0] * 4
+    log.add(verdicts(1, 2))
+    assert log.table().buffer.tolist() == [0] * 4 + [2] and dropped.table().buffer.tolist() == [0] * 4 + [1] * 2
+
+
 def test_saved_states_keep_their_keys():
     log = VerdictLog()
     log.add(verdicts(3, 0))
