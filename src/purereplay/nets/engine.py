@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import weakref
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -70,7 +70,8 @@ class Engine:
         self.device = device
         self.precision = precision
         self.watch = watch
-        self._loops: OrderedDict[Hashable, Loop[Any]] = OrderedDict()  # in the order of their last use
+        # in the order of their last use; an OrderedDict would not survive an interrupt in the hash of a key
+        self._loops: dict[Hashable, Loop[Any]] = {}
         self._in_use = weakref.ref(threading.Lock())  # to the lock of the last call, held while it trains
         self._reported_at = time.perf_counter()  # time of the last call of `watch`
         self._cuda = _load_cuda_loop() if device.type == "cuda" and precision == "bf16" else None
@@ -208,7 +209,7 @@ class Engine:
         """Drop the least recently used loops until a new one of this size fits into the allowed memory."""
         held = sum(loop.n_bytes for loop in self._loops.values())
         while self._loops and (held + n_bytes > self._memory or len(self._loops) >= _LOOPS_KEPT):
-            held -= self._loops.popitem(last=False)[1].n_bytes
+            held -= self._loops.pop(next(iter(self._loops))).n_bytes
 
 
 def equal_share(n: int, at_most: int) -> int:

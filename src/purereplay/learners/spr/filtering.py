@@ -116,8 +116,11 @@ class BufferFilter:
         def fresh(buffer: FullBuffer) -> State:
             return self.network.fresh(seed_for("expert weights", buffer.number), buffer.batch.images.device)
 
-        with ThreadPoolExecutor() as pool:  # each network draws its weights from its own generator
-            states = list(pool.map(fresh, buffers))
+        if len(buffers) == 1:
+            states = [fresh(buffers[0])]  # an interrupt cannot leave a thread behind
+        else:
+            with ThreadPoolExecutor() as pool:  # each network draws its weights from its own generator
+                states = list(pool.map(fresh, buffers))
         jobs = [
             ContrastiveJob(
                 phase="expert",
