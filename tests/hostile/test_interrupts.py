@@ -356,6 +356,44 @@ def test_an_interrupted_loop_is_not_used_again_and_the_engine_is_free(monkeypatc
         assert all(torch.equal(ours.state[name], theirs.state[name]) for name in ours.state)
 
 
+class Key:
+    """A key that is interrupted in the n-th call of its methods."""
+
+    left = -1
+
+    def __init__(self, shape):
+        self.shape = shape
+
+    def count(self):
+        Key.left -= 1
+        if Key.left == 0:
+            raise KeyboardInterrupt
+
+    def __hash__(self):
+        self.count()
+        return hash(self.shape)
+
+    def __eq__(self, other):
+        self.count()
+        return self.shape == other.shape
+
+
+def test_an_interrupt_in_the_look_up_of_a_loop_leaves_the_loops_whole(monkeypatch):
+    [job] = next(learner_with_a_buffer().work())
+    right = Engine(torch.device("cpu")).train([job])[0].state
+    shape = type(job).shape.fget
+    monkeypatch.setattr(type(job), "shape", property(lambda own: Key(shape(own))))
+    engine = Engine(torch.device("cpu"))
+    for left in range(1, 30):
+        Key.left = left
+        with suppress(KeyboardInterrupt):
+            engine.train([job])
+        Key.left = -1
+        assert len(list(engine._loops.values())) == len(engine._loops)
+        state = engine.train([job])[0].state
+        assert all(torch.equal(state[name], right[name]) for name in right) and len(engine._loops) == 1
+
+
 def learner_with_a_buffer():
     one = recorded("spr").learner
     one.buffer_filter.choice = type(one.buffer_filter.choice)(

@@ -70,7 +70,7 @@ class Engine:
         self.device = device
         self.precision = precision
         self.watch = watch
-        # in the order of their last use; an OrderedDict would not survive an interrupt in the hash of a key
+        # in the order of their last use; an OrderedDict would not survive an interrupt in the look-up of a key
         self._loops: dict[Hashable, Loop[Any]] = {}
         self._in_use = weakref.ref(threading.Lock())  # to the lock of the last call, held while it trains
         self._reported_at = time.perf_counter()  # time of the last call of `watch`
