@@ -165,7 +165,7 @@ def plot(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs; unfinished ones are skipped.")],
-    measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise or forgetting.")] = "accuracy",
+    measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise, auroc or forgetting.")] = "accuracy",
     out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file for a bar chart.")] = None,
 ) -> None:
     """Compare runs: mean ± standard deviation over seeds, the best in bold, and a bar chart.
