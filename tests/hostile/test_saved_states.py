@@ -75,7 +75,9 @@ def test_every_state_on_the_way_is_a_possible_one(name):
     learner(name).restore(one.state(), LIMITS)
 
 
-@pytest.mark.parametrize("name", ["spr", "self-replay", "crs+pencil", "prs", "gdumb", "ewc", "mir+jocor", "multitask"])
+@pytest.mark.parametrize(
+    "name", ["spr", "self-replay", "crs+pencil", "prs", "gdumb", "ewc", "mir+jocor", "puridiver", "multitask"]
+)
 def test_an_impossible_state_raised_any_error_or_was_accepted(name):
     one = learner(name)
     one.observe(separable(87, seed=1))

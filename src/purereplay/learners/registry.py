@@ -60,6 +60,7 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "prs": "purereplay.learners.baselines.prs:ENTRY",
     "mir": "purereplay.learners.baselines.mir:ENTRY",
     "gdumb": "purereplay.learners.baselines.gdumb:ENTRY",
+    "puridiver": "purereplay.learners.baselines.puridiver:ENTRY",
     "multitask": "purereplay.learners.baselines.multitask:ENTRY",
 }
 _registered: dict[str, Entry] = {}
