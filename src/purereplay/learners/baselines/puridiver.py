@@ -190,7 +190,7 @@ class RobustTraining(Technique):
         logits = step.network.outputs(step.state, torch.cat([strong, weak], dim=1), training=True)
         of_strong, of_weak = logits.chunk(2, dim=1)
         clean = own * sample_losses(of_strong, step.labels) + (1 - own) * sample_losses(of_strong, other)
-        given = F.one_hot(step.labels, logits.shape[-1]).to(logits.dtype)
+        given = (step.labels[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(logits.dtype)
         target = small[..., None] * given + (1 - small[..., None]) * of_weak.detach().softmax(-1)
         soft = -(target * of_strong.log_softmax(-1)).sum(-1)
         agreement = (of_strong - of_weak).square().mean(-1)
