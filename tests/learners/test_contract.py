@@ -36,7 +36,7 @@ SMALL = {  # for a stream of a few hundred samples; a learner takes those of its
     "pencil_lr": "20",
     "jocor_epochs": "2",
 }
-EPOCHS = {"gdumb": "60", "multitask": "5", "puridiver": "40", "aer": "10"}
+EPOCHS = {"gdumb": "60", "multitask": "5", "puridiver": "40", "aer": "10", "cnll": "10"}
 
 
 def small_settings(name: str) -> dict[str, str]:

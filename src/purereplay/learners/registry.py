@@ -61,6 +61,7 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "mir": "purereplay.learners.baselines.mir:ENTRY",
     "gdumb": "purereplay.learners.baselines.gdumb:ENTRY",
     "puridiver": "purereplay.learners.baselines.puridiver:ENTRY",
+    "cnll": "purereplay.learners.baselines.cnll:ENTRY",
     "aer": "purereplay.learners.baselines.aer:ENTRY",
     "multitask": "purereplay.learners.baselines.multitask:ENTRY",
 }

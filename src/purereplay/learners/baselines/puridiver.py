@@ -58,6 +58,7 @@ Whole = NDArray[np.int64]
 Relabelled = Literal["certain", "uncertain"]
 CLEAN, RELABELLED, UNLABELLED = range(3)  # the role of a sample in an epoch of robust training
 _LEAST = 3  # samples with a large loss that are split further
+_BATCHES_AT_ONCE = 10  # batches that the learner takes at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,12 +236,15 @@ class PuriDivER(ContinuedLearner):
     def n_wanted(self) -> int:
         return self.training.batch_size
 
+    def appetite(self, lookahead: int) -> int:
+        return _BATCHES_AT_ONCE * self.training.batch_size
+
     @property
     def pending(self) -> bool:
         return super().pending or self.epochs_left > 0
 
     def end_task(self) -> None:
-        if self.is_new or (self.finished and self.waiting.n):
+        if self.is_new or super().pending:
             self.epochs_left = len(self.training.lrs)
 
     def finish(self) -> None:
