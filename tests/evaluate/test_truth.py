@@ -67,7 +67,7 @@ def marked_experiment(path: Path, learner: str = "spr") -> Experiment:
     assert digits.true_labels is not None
     given = given_labels(digits, noise="symmetric", rate=0.4, seed=1)
     marked = replace(digits, given_labels=given, true_labels=digits.true_labels + MARK)
-    learner, _, technique = learner.partition("+")
+    learner, _, technique = (learner, "", "") if learner in registry.names() else learner.partition("+")
     known = registry.entry(learner).settings.__dataclass_fields__
     overrides = {name: value for name, value in SHORT.items() if name in known}
     overrides |= {"robust": technique} if technique else {}

@@ -5,10 +5,8 @@ import pytest
 import torch
 from test_contract import learner, separable
 
-from purereplay.learners.baselines.aer import AsymmetricCrossEntropy, replacements
+from purereplay.learners.baselines.aer import replacements
 from purereplay.nets.lockstep import drive
-from purereplay.nets.networks import MLP, Head, Network, stack
-from purereplay.nets.technique import Step
 
 CAPACITY = 12
 
@@ -61,24 +59,6 @@ def test_equal_losses_are_equally_likely_to_leave():
         [replacements(np.ones(4), np.ones(4, bool), np.zeros(1), 0, rng.random((1, 3)))[0] for _ in range(4000)]
     )
     assert (abs(counts - 1000) < 150).all()
-
-
-def test_absent_classes_are_left_out_for_incoming_samples_only():
-    network = Network(MLP(16, (6, 5)), Head(4))
-    state = stack([network.init(i) for i in range(2)])
-    images = torch.rand(2, 5, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    labels = torch.tensor([[0, 0, 1, 2, 0], [1, 1, 1, 0, 2]])
-    unseen = torch.tensor([[False, False, False, True], [False, False, False, False]])
-    first = torch.tensor([3, 4]), torch.tensor([7, 9]), torch.zeros(2), torch.ones(2, dtype=torch.bool)
-    step = Step(network, state, images, labels, labels, *first, {"unseen": unseen})
-    found = AsymmetricCrossEntropy(n_incoming=3).loss(step)
-    kept = [[0, 1, 3], [1]]  # present in the first three samples, or unseen
-    logits = network.outputs(state, images)
-    for k in range(2):
-        incoming = [logits[k, i, kept[k]].logsumexp(0) - logits[k, i, labels[k, i]] for i in range(3)]
-        replayed = [logits[k, i].logsumexp(0) - logits[k, i, labels[k, i]] for i in (3, 4)]
-        expected = torch.stack(incoming).mean() + torch.stack(replayed).mean()
-        torch.testing.assert_close(found[k], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_forgetting_changes_the_memory_alone_and_learning_the_network_alone():

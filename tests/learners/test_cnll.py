@@ -11,8 +11,8 @@ from test_contract import learner, separable
 
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
-from purereplay.learners.baselines.augmented import ViewKinds, views_of
 from purereplay.learners.baselines.cnll import SemiSupervised, distances, separate
+from purereplay.learners.baselines.step_views import ViewKinds, views_of
 from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.lockstep import drive
 from purereplay.nets.networks import MLP, Head, Network, stack

@@ -1,8 +1,14 @@
 """Learners with several jobs on a batch or buffer: stopped between or within them, they go on to the same bits."""
 
 import pytest
+import torch
 from test_contract import learner, same, separable
 
+from purereplay.data.batch import Batch
+from purereplay.evaluate.settings import resolve
+from purereplay.learners import registry
+from purereplay.learners.base import DataSpec
+from purereplay.nets.engine import Engine
 from purereplay.nets.lockstep import drive
 
 NAMES = ["puridiver", "cnll", "aer"]
@@ -37,3 +43,21 @@ def test_abandoned_jobs_are_done_again(name):
                 work.close()
             drive(each.work(), each.engine)
     assert same(one, other)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_colour_images_train_a_resnet_under_augmentation(name):
+    few = {"batch_size": "4", "epochs": "2", "memory_size": "8", "warm_up": "1", "delayed_size": "8"}
+    known = registry.entry(name).settings.__dataclass_fields__
+    few = {key: value for key, value in few.items() if key in known}
+    options = resolve(dataset="cifar10", learner=name, device="cpu", overrides=few).options
+    data = DataSpec(image_shape=(3, 8, 8), n_classes=10, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+    one = registry.entry(name).build(options, data, engine=Engine(torch.device("cpu")), seed=1)
+    images = torch.randint(0, 256, (24, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before = {n: t.clone() for n, t in one.weights.items()}
+    one.observe(Batch(images, torch.arange(24) % 3, torch.arange(24)))
+    one.flush()
+    assert all(t.isfinite().all() for t in one.weights.values())
+    assert not all(torch.equal(t, before[n]) for n, t in one.weights.items() if "running" in n)
+    assert one.classifier().predict(images).shape == (24,)

@@ -47,7 +47,7 @@ def small_settings(name: str) -> dict[str, str]:
 
 
 def learner(name: str, seed: int = 0) -> Learner:
-    name, _, variant = name.partition("+")
+    name, _, variant = (name, "", "") if name in registry.names() else name.partition("+")
     entry = registry.entry(name)
     option = "robust" if entry.takes_robust_loss else "features"
     overrides = small_settings(name) | ({option: variant} if variant else {})
@@ -168,7 +168,7 @@ def test_what_trains_for_a_test_is_kept_until_something_changes(name):
 
 
 def test_a_stream_shorter_than_a_batch_is_learned_from():
-    for name in ("crs", "mir", "finetune"):
+    for name in ("crs", "mir", "finetune", "er-ace", "der++", "scr", "er-mkd"):
         one = learner(name)
         one.observe(separable(4, seed=1))
         [report] = one.flush()

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from test_contract import learner, separable
 
-from purereplay.learners.baselines.augmented import ViewKinds, views_of
 from purereplay.learners.baselines.puridiver import (
     CLEAN,
     RELABELLED,
@@ -16,6 +15,7 @@ from purereplay.learners.baselines.puridiver import (
     assign_roles,
     select,
 )
+from purereplay.learners.baselines.step_views import ViewKinds, views_of
 from purereplay.nets.augment import cutmix
 from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.lockstep import drive

@@ -9,8 +9,15 @@ import torch.nn.functional as F
 
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
+from purereplay.learners.baselines.cnll import SemiSupervised
+from purereplay.learners.baselines.der import DarkExperience
+from purereplay.learners.baselines.er_ace import AsymmetricCrossEntropy
+from purereplay.learners.baselines.er_mkd import MomentumDistillation, flat
 from purereplay.learners.baselines.ewc import Elastic
 from purereplay.learners.baselines.mir import Interference
+from purereplay.learners.baselines.puridiver import RobustTraining
+from purereplay.learners.baselines.scr import SupervisedContrast
+from purereplay.learners.baselines.step_views import ViewKinds
 from purereplay.learners.robust.jocor import JoCoR, Twins
 from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.robust.pencil import Pencil
@@ -21,6 +28,7 @@ from purereplay.nets.jobs import Listed, ListedJob
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import Step, sample_losses
+from purereplay.nets.views import Views
 from purereplay.purify.aum import Margins
 
 NETWORK = Network(MLP(16, (12, 12)), Head(4))
@@ -242,7 +250,25 @@ def test_jocor_passes_by_the_share_of_wrong_labels(noise, rate, forget):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("network", ["mlp", "resnet"])
-@pytest.mark.parametrize("name", ["none", "l2r", "pencil", "sl", "jocor", "ewc", "aum", "mir"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "none",
+        "l2r",
+        "pencil",
+        "sl",
+        "jocor",
+        "ewc",
+        "aum",
+        "mir",
+        "er-ace",
+        "der",
+        "scr",
+        "er-mkd",
+        "puridiver",
+        "cnll",
+    ],
+)
 def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
     techniques = {
         "l2r": LearningToReweight(batch_size=9),
@@ -251,6 +277,12 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
         "jocor": JoCoR(forget=0.5, epochs=2),
         "ewc": Elastic(strength=100.0),
         "aum": Margins(),
+        "er-ace": AsymmetricCrossEntropy(n_replayed=3),
+        "der": DarkExperience(alpha=0.5, beta=0.5, n_replayed=2),
+        "scr": SupervisedContrast(temperature=0.5, projection_size=8, views=Views()),
+        "er-mkd": MomentumDistillation(strength=2.0, temperature=2.0, rate=0.2, views=Views()),
+        "puridiver": RobustTraining(views=ViewKinds(Views(), Views()), cutmix=0.5),
+        "cnll": SemiSupervised(views=ViewKinds(Views(), Views()), temperature=0.5, mixup=4, weight=3.0, delay=0),
     }
     technique = techniques.get(name)
     # a ResNet on 4×4 or 8×8 is chaotic: weights off by TF32's 0.0003 change AUM's margins by 0.15 and what MIR picks
@@ -272,6 +304,10 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
             extra |= {f"{what}.{n}": torch.rand_like(t) for n, t in state.items() for what in ("centre", "stiffness")}
             extra = {n: t for n, t in extra.items() if "running" not in n}
         extra |= {n: torch.zeros(20) for n in Margins.recorded} if name == "aum" else {}
+        extra |= {"seen": torch.ones(C, dtype=torch.bool)} if name == "er-ace" else {}
+        extra |= {"average": flat(stack([net.init(9)]))[0]} if name == "er-mkd" else {}
+        extra |= {"role": torch.arange(20) % 3, "small": torch.linspace(0, 1, 20)} if name == "puridiver" else {}
+        extra |= {"epoch_steps": torch.tensor(2.0)} if name == "cnll" else {}
         own = {"phase": "test", "network": net, "recipe": recipe, "lrs": torch.full((3,), 1e-3)}
         jobs.append(ListedJob(state=state, images=images, seed=k, labels=labels, index=index, extra=extra, **own))
     here = Engine(torch.device("cpu")).train(jobs)

@@ -63,7 +63,7 @@ def test_the_loop_equals_adam_written_out():
     mean, square = ({n: torch.zeros_like(t) for n, t in state.items()} for _ in range(2))
     for step in range(4):
         [index], [numbers] = (
-            f(recipe, *n, keys, torch.tensor([step])) for f, n in ((draw_rows, (12, 0)), (draw_numbers, (12,)))
+            f(recipe, *n, keys, torch.tensor([step])) for f, n in ((draw_rows, (12, 0, keys)), (draw_numbers, (12,)))
         )
         loss = contrastive_loss(NETWORK, state, recipe, images, index, numbers)
         gradients = dict(zip(state, torch.autograd.grad(loss.sum(), list(state.values())), strict=True))

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from purereplay.nets.losses import MIN_TEMPERATURE, cross_entropy, nt_xent
+from purereplay.nets.losses import MIN_TEMPERATURE, cross_entropy, nt_xent, supervised_contrastive
 
 
 def slow_nt_xent(u: list[list[float]], tau: float) -> float:
@@ -46,3 +46,18 @@ def test_cross_entropy_is_each_networks_own_mean():
     for k in range(2):
         expected = -logits[k].log_softmax(-1)[torch.arange(5), labels[k]].mean()
         torch.testing.assert_close(cross_entropy(logits, labels)[k], expected)
+
+
+def test_supervised_contrast_of_pairs_is_nt_xent():
+    z = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pairs = torch.arange(4).repeat(2, 2)
+    torch.testing.assert_close(supervised_contrastive(z, pairs, 0.3), nt_xent(z, 0.3))
+
+
+def test_supervised_contrast_is_finite_for_lonely_labels_and_low_temperatures():
+    z = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.tensor([[0, 0, 1, 2, 3]])
+    loss = supervised_contrastive(z, labels, 0.001)
+    loss.sum().backward()
+    assert loss.isfinite().all() and z.grad is not None and z.grad.isfinite().all()
+    assert supervised_contrastive(z, torch.arange(5)[None], 0.1).item() == 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from purereplay.nets.jobs import Contrastive, Supervised
-from purereplay.nets.steps import batch_index, lr_at, replay_index
+from purereplay.nets.steps import batch_index, distinct_index, lr_at, replay_index
 
 
 def test_learning_rates_are_the_schedules():
@@ -35,9 +35,9 @@ def test_an_epoch_shows_every_image_once_in_a_new_order():
 
 def test_replay_is_drawn_with_replacement_or_distinct():
     keys = torch.tensor([3])
-    often = replay_index(keys, torch.arange(300), 10, 10, distinct=False)[:, 0]
+    often = replay_index(keys, torch.arange(300), torch.tensor([10]), 10)[:, 0]
     assert often.min() == 0 and often.max() == 9
     n_distinct = torch.tensor([row.unique().numel() for row in often]).double().mean()
     assert abs(n_distinct - 10 * (1 - 0.9**10)) < 0.3  # what drawing with replacement gives
-    once = replay_index(keys, torch.arange(1), 10, 10, distinct=True)
+    once = distinct_index(keys, torch.arange(1), 10, 10)
     assert once.unique().numel() == 10

@@ -45,6 +45,7 @@ PRESETS: dict[str, str] = {  # name: description; `Settings.presets` has the val
     "default": "the settings that measure best so far, at the paper's epochs",
     "paper": "the text of the paper",
     "reference": "the authors' released code where it differs from the text",
+    "published": "the training of the learner's own paper: er-ace, der++, scr and er-mkd",
     "quick": "MNIST in ten minutes on two cores",
     "demo": "the digits of `purereplay demo`",
     "live": "small images of your own on a CPU; the default of `learn` and of the estimator",
@@ -52,6 +53,7 @@ PRESETS: dict[str, str] = {  # name: description; `Settings.presets` has the val
 
 _BUILT_IN = {  # name: module and attribute of the entry
     "spr": "purereplay.learners.spr.build:SPR_ENTRY",
+    "pure-replay": "purereplay.learners.pure_replay:ENTRY",
     "self-replay": "purereplay.learners.spr.build:SELF_REPLAY_ENTRY",
     "self-centered-filter": "purereplay.learners.spr.build:SELF_CENTERED_FILTER_ENTRY",
     "finetune": "purereplay.learners.baselines.finetune:ENTRY",
@@ -59,6 +61,10 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "crs": "purereplay.learners.baselines.crs:ENTRY",
     "prs": "purereplay.learners.baselines.prs:ENTRY",
     "mir": "purereplay.learners.baselines.mir:ENTRY",
+    "er-ace": "purereplay.learners.baselines.er_ace:ENTRY",
+    "der++": "purereplay.learners.baselines.der:ENTRY",
+    "scr": "purereplay.learners.baselines.scr:ENTRY",
+    "er-mkd": "purereplay.learners.baselines.er_mkd:ENTRY",
     "gdumb": "purereplay.learners.baselines.gdumb:ENTRY",
     "puridiver": "purereplay.learners.baselines.puridiver:ENTRY",
     "cnll": "purereplay.learners.baselines.cnll:ENTRY",

@@ -1,9 +1,10 @@
 """Training requests: which network to train, on which data, by which recipe.
 
 A learner writes `[trained] = yield [ContrastiveJob(...)]` and continues with the answer. The engine decides how jobs
-are grouped and run. Jobs of equal `shape` can be trained side by side. There are three kinds, one per recipe:
+are grouped and run. Jobs of equal `shape` can be trained side by side. There are four kinds, one per recipe:
 
 ContrastiveJob  `Contrastive`: self-supervised training of expert and base (paper, equation 1)
+JointJob        `Joint`: the same together with cross-entropy on the labels of D and P
 SupervisedJob   `Supervised`: finetuning of the classifier (Algorithm 2)
 ListedJob       `Listed`: supervised training on batches that the learner lists
 """
@@ -41,6 +42,16 @@ class Contrastive:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Joint(Contrastive):
+    """Sum of three losses on the same views: NT-Xent, and cross-entropy on D and on P with given labels."""
+
+    contrastive: float = 1.0  # weight of NT-Xent
+    delayed: float = 1.0  # weight of the cross-entropy on D, over the classes of D
+    purified: float = 1.0  # weight of the cross-entropy on P, over all classes seen so far
+    average: float = 0.99  # decay of the moving average of the weights, per step
+
+
+@dataclass(frozen=True, kw_only=True)
 class Supervised:
     """Finetuning by cross-entropy on given labels."""
 
@@ -75,7 +86,7 @@ Recipe = Drawn | Listed
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(ABC):
-    """Training of one network; the base of the three kinds of jobs."""
+    """Training of one network; the base of all kinds of jobs."""
 
     phase: str  # name under which time and steps are counted: "expert", "base", "finetune", ...
     network: Network
@@ -123,6 +134,10 @@ class Job(ABC):
         """All images of the job, (n + n_replay, C, H, W)."""
         return self.images
 
+    def targets(self) -> State:
+        """Tensors that the loss compares the outputs with."""
+        return {}
+
     def tensors(self) -> State:
         """Every tensor of the job, by name."""
         own = {"images": self.images} | prefixed("state.", self.state)
@@ -159,11 +174,39 @@ class ContrastiveJob(Job):
     def n_replay(self) -> int:
         return 0 if self.replay is None else self.replay.shape[0]
 
+    @property
+    def n_held(self) -> int:
+        """Images of P that are drawn, the first ones of `replay`."""
+        return self.n_replay
+
     def pool(self) -> Tensor:
         return self.images if self.replay is None else torch.cat([self.images, self.replay])
 
     def tensors(self) -> State:
         return super().tensors() | ({} if self.replay is None else {"replay": self.replay})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JointJob(ContrastiveJob):
+    """Training on D and P, both with labels. P may have empty places at its end, so that its shape never changes."""
+
+    recipe: Joint
+    labels: Tensor  # int64 (n + n_replay,): of D, then of P
+    weights: Tensor  # float32 (n + n_replay,): of each sample in its cross-entropy
+    allowed: Tensor  # bool (2, n_classes): classes that the cross-entropy on D, and on P, compares
+    average: State  # moving average of the weights before this job
+    held: int  # images of P, the first ones of `replay`
+
+    @property
+    def n_held(self) -> int:
+        return self.held
+
+    def targets(self) -> State:
+        return {"labels": self.labels, "weights": self.weights, "allowed": self.allowed}
+
+    def tensors(self) -> State:
+        held = {"held": torch.tensor(self.held)}
+        return super().tensors() | self.targets() | held | prefixed("average.", self.average)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -188,8 +231,11 @@ class SupervisedJob(Job):
     def shortened(self, n_steps: int) -> SupervisedJob:
         return replace(self, recipe=replace(self.recipe, epochs=max(1, n_steps // self.steps_per_epoch)))
 
+    def targets(self) -> State:
+        return {"labels": self.labels}
+
     def tensors(self) -> State:
-        return super().tensors() | {"labels": self.labels}
+        return super().tensors() | self.targets()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -259,7 +305,7 @@ class Trained(NamedTuple):
     optimizer: State  # "step", and "mean.NAME" and "square.NAME" for every parameter NAME
     loss: float  # of the last step; not finite if the training diverged
     seconds: float  # this job's share of its group's training time
-    extra: State = {}  # noqa: RUF012  # tensors that the technique learned or recorded
+    extra: State = {}  # noqa: RUF012  # what the technique learned or recorded; of a joint job: the moving average
 
 
 Result = TypeVar("Result")

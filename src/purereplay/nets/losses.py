@@ -1,4 +1,7 @@
-"""Losses of K networks: NT-Xent (paper, equation 1) and cross-entropy."""
+"""Losses of K networks: NT-Xent (paper, equation 1), supervised contrast, and cross-entropy.
+
+Cross-entropy is plain, or weighted over some of the classes.
+"""
 
 from typing import Any
 
@@ -7,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MIN_TEMPERATURE = 0.0125  # below, exp(1 / temperature) overflows float32
+NEVER = -1e4  # logit of a class that does not take part; finite, since a weight of 0 times infinity is not 0
 
 
 def nt_xent(projections: Tensor, temperature: float) -> Tensor:
@@ -45,6 +49,31 @@ class _NTXent(torch.autograd.Function):
         return d.mul_((gradient / (n * ctx.temperature))[:, None, None] / length), None
 
 
+def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Loss per network (K,) of projections (K, n, d) with labels (K, n) (Khosla et al. 2020).
+
+    The mean over all rows of the cross-entropy between the row's similarities to the others and the uniform
+    distribution over the others of its label. A row that is the only one of its label counts 0.
+    """
+    z = F.normalize(projections, dim=-1)
+    itself = torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
+    log_p = (z @ z.transpose(1, 2) / temperature).masked_fill(itself, -torch.inf).log_softmax(-1)
+    positive = (labels[:, :, None] == labels[:, None, :]) & ~itself
+    sums = torch.where(positive, log_p, torch.zeros_like(log_p)).sum(2)
+    return -(sums / positive.sum(2).clamp(min=1)).mean(1)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy per network (K,) of logits (K, B, classes) and labels (K, B)."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, allowed: Tensor) -> Tensor:
+    """Weighted mean of the cross-entropy per network (K,), over the allowed classes only.
+
+    Logits (K, B, classes), labels and weights (K, B), allowed bool (K, classes). The label of a sample with a weight
+    must be allowed. If the weights sum up to less than 1, the sum takes the place of the mean.
+    """
+    among = logits.masked_fill(~allowed[:, None], NEVER)
+    losses = F.cross_entropy(among.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    return (losses * weights).sum(1) / weights.sum(1).clamp(min=1)

@@ -17,6 +17,7 @@ from torch import Tensor
 State = dict[str, Tensor]
 BACKBONE = "backbone."
 HEAD = "head."
+CLASSES = "classes."
 
 
 class Backbone(Protocol):
@@ -99,12 +100,17 @@ class Network:
     head: Head
     mean: tuple[float, ...] | None = None  # per channel, of images in [0, 1]; None: not normalised
     std: tuple[float, ...] | None = None
+    n_classes: int = 0  # outputs of a linear layer for classes beside the head; 0: there is none
 
     def init(self, seed: int) -> State:
         """Initial weights of one network, on the CPU: the same for every device."""
         generator = torch.Generator().manual_seed(seed)
         backbone = prefixed(BACKBONE, self.backbone.init(generator))
-        return backbone | prefixed(HEAD, self.head.init(self.backbone.n_features, generator))
+        state = backbone | prefixed(HEAD, self.head.init(self.backbone.n_features, generator))
+        if self.n_classes:  # zeros: a class that is added later is as if it had been there from the start
+            state[f"{CLASSES}weight"] = torch.zeros(self.backbone.n_features, self.n_classes)
+            state[f"{CLASSES}bias"] = torch.zeros(self.n_classes)
+        return state
 
     def fresh(self, seed: int, device: torch.device) -> State:
         """Initial weights of one network on a device."""
@@ -123,9 +129,14 @@ class Network:
         """Images float in [0, 1] (K, B, C, H, W) -> (K, B, n_outputs): projections or logits."""
         return self.head.outputs(part(state, HEAD), self.features(state, images, training=training))
 
+    def both_outputs(self, state: State, images: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
+        """Images float in [0, 1] (K, B, C, H, W) -> outputs of the head (K, B, n_outputs), logits (K, B, n_classes)."""
+        features = self.features(state, images, training=training)
+        return self.head.outputs(part(state, HEAD), features), linear(state, CLASSES.rstrip("."), features)
+
     def with_head(self, head: Head, state: State, seed: int) -> tuple[Network, State]:
         """Return the same backbone with copied weights and a newly initialised head (Algorithm 2)."""
-        network = replace(self, head=head)
+        network = replace(self, head=head, n_classes=0)
         copied = {name: t.clone() for name, t in state.items() if name.startswith(BACKBONE)}
         device = next(iter(state.values())).device
         fresh = {name: t.to(device) for name, t in network.init(seed).items() if name.startswith(HEAD)}
@@ -134,7 +145,8 @@ class Network:
     def activation_floats(self) -> int:
         """Approximate count of floats that the forward pass of one image keeps for the backward pass."""
         width = self.backbone.n_features
-        return self.backbone.activation_floats() + 2 * width * self.head.hidden + 2 * self.head.n_outputs
+        outputs = self.head.n_outputs + self.n_classes
+        return self.backbone.activation_floats() + 2 * width * self.head.hidden + 2 * outputs
 
 
 def network_input(images: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.draws import RandomStream, permutations, uniforms
-from purereplay.nets.jobs import Contrastive, Drawn, Supervised
-from purereplay.nets.losses import cross_entropy, nt_xent
+from purereplay.nets.jobs import Contrastive, Drawn, Joint, Supervised
+from purereplay.nets.losses import cross_entropy, nt_xent, weighted_cross_entropy
 from purereplay.nets.networks import Network, State
 from purereplay.nets.views import make_views
 
@@ -31,15 +31,19 @@ def lr_at(recipe: Drawn, step: Tensor, steps_per_epoch: int, start: Tensor) -> T
     return full * (1 + torch.cos(math.pi * epoch / recipe.epochs)) / 2
 
 
-def draw_rows(recipe: Drawn, n: int, n_replay: int, keys: Tensor, steps: Tensor) -> Tensor:
+def draw_rows(recipe: Drawn, n: int, n_replay: int, n_held: Tensor, keys: Tensor, steps: Tensor) -> Tensor:
     """Rows of the pool (S, K, B), first of D and then of P, for steps (S,) and keys (K,).
 
-    The pool holds `n` images of D (of P when finetuning), followed by `n_replay` of P.
+    The pool holds `n` images of D (of P when finetuning), then `n_replay` places of P, of which the first `n_held` (K,)
+    are drawn.
     """
     index = batch_index(keys, steps, n, recipe.batch_size)
     if isinstance(recipe, Supervised) or not n_replay:
         return index
-    replay = replay_index(keys, steps, n_replay, recipe.replay_size, recipe.replay_distinct)
+    if recipe.replay_distinct:
+        replay = distinct_index(keys, steps, n_replay, recipe.replay_size)
+    else:
+        replay = replay_index(keys, steps, n_held, recipe.replay_size)
     return torch.cat([index, n + replay], dim=-1)
 
 
@@ -60,11 +64,14 @@ def batch_index(keys: Tensor, steps: Tensor, n: int, size: int) -> Tensor:
     return order.gather(2, within[:, None].expand(-1, keys.shape[0], -1))
 
 
-def replay_index(keys: Tensor, steps: Tensor, n: int, size: int, distinct: bool) -> Tensor:
-    """Rows (S, K, size) of P, drawn with replacement or distinct."""
-    if distinct:
-        return permutations(keys, steps, n, stream=RandomStream.REPLAY)[..., : min(size, n)]
-    return (uniforms(keys, steps, size, stream=RandomStream.REPLAY) * n).long()
+def replay_index(keys: Tensor, steps: Tensor, n: Tensor, size: int) -> Tensor:
+    """Rows (S, K, size) of P, drawn with replacement from the first n (K,)."""
+    return (uniforms(keys, steps, size, stream=RandomStream.REPLAY) * n[:, None]).long()
+
+
+def distinct_index(keys: Tensor, steps: Tensor, n: int, size: int) -> Tensor:
+    """Distinct rows (S, K, at most size) of P, drawn from the first n."""
+    return permutations(keys, steps, n, stream=RandomStream.REPLAY)[..., :size]
 
 
 def rows(pool: Tensor, index: Tensor) -> Tensor:
@@ -86,11 +93,47 @@ def contrastive_loss(
 
     `autocast` is the context of the forward pass, for lower precision. The loss itself is float32.
     """
-    twice = rows(pool, torch.cat([index, index], dim=1))  # rows i and i + B are views of one image
-    views = make_views(twice.flatten(0, 1), numbers.flatten(0, 1), recipe.views).view(twice.shape)
+    views = two_views(recipe, pool, index, numbers)
     with autocast:
         projections = network.outputs(state, views, training=True)
     return nt_xent(projections.float(), recipe.temperature)
+
+
+def joint_loss(
+    network: Network,
+    state: State,
+    recipe: Joint,
+    pool: Tensor,
+    targets: State,
+    index: Tensor,
+    numbers: Tensor,
+    autocast: AbstractContextManager[object] = _FULL_PRECISION,
+) -> Tensor:
+    """Loss per network (K,) as `contrastive_loss`, with `JointJob.targets` stacked along a leading axis K."""
+    views = two_views(recipe, pool, index, numbers)
+    with autocast:
+        projections, logits = network.both_outputs(state, views, training=True)
+    loss = torch.zeros(index.shape[0], device=index.device)
+    if recipe.contrastive:
+        loss = loss + recipe.contrastive * nt_xent(projections.float(), recipe.temperature)
+    labels, weights = (rows(targets[name], index) for name in ("labels", "weights"))
+    by_view = logits.float().view(labels.shape[0], 2, labels.shape[1], -1)
+    n = index.shape[1] - recipe.replay_size  # rows of D; those of P follow
+    for weight, which, allowed in (
+        (recipe.delayed, slice(0, n), targets["allowed"][:, 0]),
+        (recipe.purified, slice(n, None), targets["allowed"][:, 1]),
+    ):
+        if weight and labels[:, which].shape[1]:
+            logits = by_view[:, :, which].flatten(1, 2)
+            label, share = (t[:, which].repeat(1, 2) for t in (labels, weights))
+            loss = loss + weight * weighted_cross_entropy(logits, label, share, allowed)
+    return loss
+
+
+def two_views(recipe: Contrastive, pool: Tensor, index: Tensor, numbers: Tensor) -> Tensor:
+    """Two views (K, 2B, C, H, W) of the rows index (K, B); rows i and i + B are views of one image."""
+    twice = rows(pool, torch.cat([index, index], dim=1))
+    return make_views(twice.flatten(0, 1), numbers.flatten(0, 1), recipe.views).view(twice.shape)
 
 
 def supervised_loss(

@@ -13,7 +13,9 @@ from typing import ClassVar, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.networks import Network, State
+from purereplay.nets.views import Views, make_views
 
 
 class Step(NamedTuple):
@@ -60,6 +62,13 @@ class Choice:
     def choose(self, view: Callable[[Tensor], Step], index: Tensor, lr: Tensor) -> Tensor:
         """Listed rows (K, n) -> rows to train on (K, m); `view` makes a step on given rows, `lr` is (K,)."""
         raise NotImplementedError
+
+
+def random_views(step: Step, views: Views) -> Tensor:
+    """One random view of every image of the step, (K, B, C, H, W)."""
+    n, n_numbers = step.images.shape[1], views.n_numbers
+    u = uniforms_per_key(step.keys, step.number, n * n_numbers, stream=RandomStream.VIEWS)
+    return make_views(step.images.flatten(0, 1), u.view(-1, n_numbers), views).view(step.images.shape)
 
 
 def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Main directions of a buffer's features, and concatenation of two kinds of features.
+"""Main directions of a buffer's features, and concatenation of several kinds of features.
 
 What all images of a buffer have in common says nothing about their labels, but dominates cosine similarities, so the
 mean is subtracted. Of the rest the 32 main directions are kept, partly whitened, so that minor directions count too.
@@ -26,6 +26,6 @@ def main_directions(features: Tensor) -> Tensor:
     return found.float()
 
 
-def concatenate_features(one: Tensor, other: Tensor) -> Tensor:
-    """Return two kinds of features as one, (n, d + e); its cosine similarity is the mean of the two kinds'."""
-    return torch.cat([F.normalize(one), F.normalize(other)], 1)
+def concatenate_features(*kinds: Tensor) -> Tensor:
+    """Return several kinds of features, (n, d) each, as one whose cosine similarity is the mean of theirs."""
+    return torch.cat([F.normalize(kind) for kind in kinds], 1)

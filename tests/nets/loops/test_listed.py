@@ -4,16 +4,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purereplay.learners.baselines.cnll import SemiSupervised
+from purereplay.learners.baselines.der import DarkExperience
+from purereplay.learners.baselines.er_ace import AsymmetricCrossEntropy
+from purereplay.learners.baselines.er_mkd import MomentumDistillation, flat
 from purereplay.learners.baselines.mir import Interference
+from purereplay.learners.baselines.puridiver import RobustTraining
+from purereplay.learners.baselines.scr import SupervisedContrast
+from purereplay.learners.baselines.step_views import ViewKinds
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed, ListedJob
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.technique import sample_losses
+from purereplay.nets.views import Views
 from purereplay.purify.aum import Margins
 
 CPU = torch.device("cpu")
+KINDS = ViewKinds(Views(area=(0.8, 1.0)), Views(area=(0.5, 1.0)))
 NETWORK = Network(MLP(16, (12, 12)), Head(4))
 
 
@@ -153,13 +162,32 @@ def test_shifts_take_part_in_training():
         Listed(batch_size=6, optimizer="adam", choice=Interference(n_incoming=3, n_replayed=3)),
         Listed(batch_size=6, optimizer="sgd", technique=Pencil(stage1=1, stage2=3), epoch_steps=2),
         Listed(batch_size=6, optimizer="sgd", technique=Margins(), shift_and_flip=True),
+        Listed(batch_size=6, optimizer="sgd", technique=AsymmetricCrossEntropy(n_replayed=3), shift_and_flip=True),
+        Listed(batch_size=6, optimizer="adam", technique=DarkExperience(alpha=0.5, beta=0.5, n_replayed=2)),
+        Listed(
+            batch_size=6,
+            optimizer="sgd",
+            technique=SupervisedContrast(temperature=0.5, projection_size=8, views=Views()),
+        ),
+        Listed(
+            batch_size=6,
+            optimizer="sgd",
+            technique=MomentumDistillation(strength=2.0, temperature=2.0, rate=0.2, views=Views()),
+        ),
+        Listed(batch_size=6, optimizer="sgd", technique=RobustTraining(views=KINDS, cutmix=0.5)),
+        Listed(
+            batch_size=6,
+            optimizer="sgd",
+            technique=SemiSupervised(views=KINDS, temperature=0.5, mixup=4, weight=3.0, delay=0),
+        ),
     ],
-    ids=["adam", "sgd", "mir", "pencil", "aum"],
+    ids=["adam", "sgd", "mir", "pencil", "aum", "er-ace", "der", "scr", "er-mkd", "puridiver", "cnll"],
 )
 @pytest.mark.parametrize("kind", ["mlp", "resnet"])
 def test_networks_of_other_ages_rates_and_lengths_train_together(recipe, kind):
     """Each ends as it does alone; who is done is not touched any more, its batch norms neither."""
     network = NETWORK if kind == "mlp" else Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(4))
+    network = network if recipe.technique is None else recipe.technique.prepare(network)
     shape = (1, 4, 4)
     jobs = []
     for k, (n_steps, n_before, rate) in enumerate([(4, 0, 1e-3), (1, 3, 2e-3), (2, 5, 5e-4)]):
@@ -171,6 +199,14 @@ def test_networks_of_other_ages_rates_and_lengths_train_together(recipe, kind):
             one = replace(one, state=older.state, optimizer=older.optimizer)
         extra = {} if recipe.technique is None else recipe.technique.per_sample(one.labels, 4)
         extra |= {n: torch.zeros(20) for n in Margins.recorded} if isinstance(recipe.technique, Margins) else {}
+        if isinstance(recipe.technique, AsymmetricCrossEntropy):  # labels of replayed samples were seen before
+            extra["seen"] = torch.zeros(4, dtype=torch.bool).scatter(0, one.labels, True)
+        if isinstance(recipe.technique, MomentumDistillation):
+            extra["average"] = flat(stack([one.state]))[0]
+        if isinstance(recipe.technique, RobustTraining):
+            extra |= {"role": torch.arange(20) % 3, "small": torch.linspace(0, 1, 20)}
+        if isinstance(recipe.technique, SemiSupervised):
+            extra["epoch_steps"] = torch.tensor(2.0)
         jobs.append(replace(one, extra=extra))
     together = Engine(CPU).train(jobs)
     for one, trained in zip(jobs, together, strict=True):

@@ -9,8 +9,7 @@ offered, as many of them enter as into a reservoir, and each replaces a sample o
 their shares of the memory. In the current task a large loss is likely to leave, since it means a wrong label. In the
 past a small loss is likely to leave, since wrong labels are gone and complex samples are worth keeping.
 
-The loss is that of ER-ACE (Caccia et al. 2022): for incoming samples, the outputs of classes that occurred before but
-not in the batch are left out.
+The loss is that of ER-ACE (`er_ace.py`), for incoming samples among the classes of their batch.
 
 Choices where the papers leave them open: the authors make many epochs over a task. In one pass, samples wait in a
 delayed buffer as long as SPR's, and the epochs are made over each full one. Only the groups of ABS depend on tasks, so
@@ -29,14 +28,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
 from purereplay.data.forms import COUNT, FLAG, Form, Forms, Limits, batch_forms, n_rows, with_prefix
 from purereplay.learners.base import DataSpec, Report, Workload
+from purereplay.learners.baselines.augmentation import AugmentSettings
 from purereplay.learners.baselines.base import common_arguments
 from purereplay.learners.baselines.continued import DelayedLearner
+from purereplay.learners.baselines.er_ace import AsymmetricCrossEntropy
 from purereplay.learners.baselines.pool import padded
 from purereplay.learners.registry import Entry
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
@@ -44,7 +46,6 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Listed, ListedJob, Trained
 from purereplay.nets.networks import State, part, prefixed
-from purereplay.nets.technique import Step, Technique, sample_losses
 
 Real = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -52,7 +53,7 @@ _DRAWS = 3  # uniform numbers per offered sample: whether to enter, which group 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AerSettings(NetworkSettings):
+class AerSettings(NetworkSettings, AugmentSettings):
     """Settings of AER."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": {"hidden": 128}}
@@ -86,16 +87,12 @@ class AerSettings(NetworkSettings):
         least=0,
         most=0.99,
     )
-    augment: bool = setting(
-        "whether images are shifted and mirrored", by_data="true for colour images", source="released code"
-    )
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
         by_data = {
             "delayed_size": facts.buffer_size,
             "memory_size": facts.buffer_size,
-            "augment": facts.image_shape[0] > 1 and not facts.is_vectors,
         }
         return by_data | super().fill(chosen, facts, preset)
 
@@ -131,33 +128,6 @@ def _scaled(values: Real) -> Real:
     """Values scaled to [0, 1]."""
     scaled: Real = (values - values.min()) / max(float(values.max() - values.min()), 1e-12)
     return scaled
-
-
-# ---------------------------------------------------------------- the loss
-
-
-def without_absent(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
-    """Return logits (K, B, classes) without classes that occurred before but are not among labels (K, B).
-
-    `unseen` bool (K, classes) marks classes that never occurred, which are kept.
-    """
-    classes = torch.arange(logits.shape[-1], device=logits.device)
-    present = (labels[..., None] == classes).any(1)
-    return logits.masked_fill(~(present | unseen)[:, None], torch.finfo(logits.dtype).min)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AsymmetricCrossEntropy(Technique):
-    """The loss of ER-ACE: `without_absent` for the first `n_incoming` samples, plain for the replayed ones."""
-
-    n_incoming: int
-
-    def loss(self, step: Step) -> Tensor:
-        logits = step.network.outputs(step.state, step.images, training=True)
-        n, labels = self.n_incoming, step.labels
-        incoming = without_absent(logits[:, :n], labels[:, :n], step.extra["unseen"])
-        loss = sample_losses(incoming, labels[:, :n]).mean(1)
-        return loss + sample_losses(logits[:, n:], labels[:, n:]).mean(1) if n < labels.shape[1] else loss
 
 
 # ---------------------------------------------------------------- the learner
@@ -232,7 +202,7 @@ class Aer(DelayedLearner):
             batch_size=index.shape[1],
             optimizer="sgd",
             shift_and_flip=self.augment,
-            technique=AsymmetricCrossEntropy(n_incoming=size),
+            technique=AsymmetricCrossEntropy(n_replayed=self.batch_size if replays else 0),
         )
         return ListedJob(
             phase="learn" if replays else "forget",
@@ -244,17 +214,17 @@ class Aer(DelayedLearner):
             seed=self.seed_for("draws"),
             index=torch.from_numpy(index),
             lrs=torch.full((len(index),), self.lr),
-            extra={"unseen": ~self.seen.to(device)},
+            extra={"seen": self.seen.to(device)},
         )
 
     def _update_memory(self, now: Batch, forgotten: Trained) -> None:
         """Offer the samples with small losses to the memory, by the losses of a network that has forgotten."""
-        logits = embed(self.network, forgotten.state, torch.cat([now.images, self.memory.images]))[None]
-        own = logits[:, : now.n]
-        own = without_absent(own, now.labels[None].to(own.device), ~self.seen[None].to(own.device))
-        held = logits[:, now.n :]
+        logits = embed(self.network, forgotten.state, torch.cat([now.images, self.memory.images])).cpu()
+        absent = torch.ones(self.n_classes, dtype=torch.bool)
+        absent[now.labels] = False
+        own, held = logits[: now.n].masked_fill(absent, -torch.inf), logits[now.n :]
         fresh, known = (
-            sample_losses(some, batch.labels[None].to(some.device))[0].double().cpu().numpy()
+            F.cross_entropy(some, batch.labels, reduction="none").double().numpy()
             for some, batch in ((own, now), (held, self.memory))
         )
         best = np.sort(np.argsort(fresh, kind="stable")[: max(1, round((1 - self.rejected) * now.n))])

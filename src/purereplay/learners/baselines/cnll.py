@@ -13,7 +13,7 @@ samples in two more buffers, finetune when 500 clean ones are there, and let the
 Here the network is finetuned on every delayed buffer, and both replay memories together hold as many samples as SPR's
 P, each as a reservoir. So there are never more images than in SPR's D and P. The released code takes the first noisy
 samples for replay, in any order. The weight of the squared error starts at 0 in every finetuning and has the released
-code's factor 0.1. Views are those of `augmented.py` instead of AutoAugment. The released code's second output layer,
+code's factor 0.1. Views are those of `step_views.py` instead of AutoAugment. The released code's second output layer,
 its loss weights by task, and its choice of the best epoch on the test set are left out.
 """
 
@@ -31,10 +31,10 @@ from purereplay.data.batch import Batch
 from purereplay.data.forms import Forms, Limits, with_prefix
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec, Workload
-from purereplay.learners.baselines.augmented import ViewKinds, ViewSettings, view_kinds, views_of
 from purereplay.learners.baselines.base import common_arguments, make_memory
 from purereplay.learners.baselines.continued import DelayedLearner
 from purereplay.learners.baselines.pool import Rows, padded
+from purereplay.learners.baselines.step_views import StrongViewSettings, ViewKinds, view_kinds, views_of
 from purereplay.learners.registry import Entry
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
@@ -53,7 +53,7 @@ CNLL_DEMO = {"hidden": 128, "batch_size": 16, "warm_up": 20, "warm_up_lr": 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
-class CnllSettings(NetworkSettings, ViewSettings):
+class CnllSettings(NetworkSettings, StrongViewSettings):
     """Settings of CNLL."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": CNLL_DEMO}
@@ -312,7 +312,7 @@ def build(settings: CnllSettings, data: DataSpec, *, engine: Engine, seed: int) 
     """Return a learner that has seen nothing."""
     s = settings
     technique = SemiSupervised(
-        views=view_kinds(s, data.image_shape),
+        views=view_kinds(s, data),
         temperature=s.temperature,
         mixup=s.mixup,
         weight=0.1 * s.noisy_weight,

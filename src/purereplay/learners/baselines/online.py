@@ -57,7 +57,7 @@ class OnlineSettings(NetworkSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplaySettings(OnlineSettings, RobustSettings):
+class MemorySettings(OnlineSettings):
     """Settings of an online learner that replays samples from a memory."""
 
     memory_size: int = setting("capacity of the memory", unit="samples", by_data="as SPR's P", source="paper")
@@ -66,6 +66,11 @@ class ReplaySettings(OnlineSettings, RobustSettings):
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
         return {"memory_size": facts.buffer_size} | super().fill(chosen, facts, preset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings(MemorySettings, RobustSettings):
+    """Settings of a learner that replays, and that takes a loss against wrong labels."""
 
 
 # for the 144 steps of `purereplay demo`: the network of SPR's preset and an optimizer chosen on validation data
@@ -82,11 +87,12 @@ class OnlineTraining:
     lr: float
     clip: float | None  # gradient values are clipped to ± this
     n_replayed: int = 0  # replayed samples of a step
+    shift_and_flip: bool = False  # whether images are shifted and flipped at random
 
 
 def online_training(s: OnlineSettings) -> OnlineTraining:
     """Return the training that the settings describe."""
-    n_replayed = s.replay_size if isinstance(s, ReplaySettings) else 0
+    n_replayed = s.replay_size if isinstance(s, MemorySettings) else 0
     return OnlineTraining(batch_size=s.batch_size, optimizer=s.optimizer, lr=s.lr, clip=s.clip, n_replayed=n_replayed)
 
 
@@ -170,6 +176,7 @@ class OnlineLearner(ContinuedLearner):
             batch_size=size + self.training.n_replayed,
             optimizer=self.training.optimizer,
             clip=self.training.clip,
+            shift_and_flip=self.training.shift_and_flip,
             technique=self.loss.technique,
             epoch_steps=self._epoch_steps,
         )

@@ -16,7 +16,7 @@ Choices where the papers leave them open, and departures from the released code:
 all three sets at once, instead of one batch from each of them with sizes in proportion. The released code re-labels the
 uncertain samples and lets the certain ones agree, which is the setting `relabelled`. It takes p from the mixture's
 first component, whichever that is. It replays from the second task on, here from the second batch on. Views are those
-of `augmented.py` instead of AutoAugment; online, samples have no views. Momentum is not Nesterov's and is kept at
+of `step_views.py` instead of AutoAugment; online, samples have no views. Momentum is not Nesterov's and is kept at
 task ends. The classifier has no batch norm. The end of the stream is a task end.
 """
 
@@ -36,11 +36,11 @@ from purereplay.data.batch import Batch
 from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, n_rows, with_prefix
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import DataSpec, Report, Workload
-from purereplay.learners.baselines.augmented import ViewKinds, ViewSettings, view_kinds, views_of
 from purereplay.learners.baselines.base import common_arguments
 from purereplay.learners.baselines.continued import ContinuedLearner
 from purereplay.learners.baselines.gdumb import WarmRestarts
 from purereplay.learners.baselines.pool import ReplayDraws, join, padded
+from purereplay.learners.baselines.step_views import StrongViewSettings, ViewKinds, view_kinds, views_of
 from purereplay.learners.registry import Entry
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.nets.augment import cutmix
@@ -62,7 +62,7 @@ _BATCHES_AT_ONCE = 10  # batches that the learner takes at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class PuriDivERSettings(NetworkSettings, ViewSettings):
+class PuriDivERSettings(NetworkSettings, StrongViewSettings):
     """Settings of PuriDivER."""
 
     # chosen on validation data, for 90 online steps; 50 passes over this memory have as many steps as 10 on CIFAR-10
@@ -381,7 +381,7 @@ def build(settings: PuriDivERSettings, data: DataSpec, *, engine: Engine, seed: 
         momentum=s.momentum,
         weight_decay=s.weight_decay,
         cutmix=s.cutmix,
-        views=view_kinds(s, data.image_shape),
+        views=view_kinds(s, data),
         warm_up=s.warm_up,
         relabelled=s.relabelled,
     )

@@ -29,7 +29,12 @@ from purereplay.purify.options import FilterOptions
 
 def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: int) -> SPR:
     """Return a learner that has seen nothing."""
-    s, choice = settings, filter_choice(settings)
+    return SPR(**spr_arguments(settings, data, engine=engine, seed=seed))
+
+
+def spr_arguments(s: SprSettings, data: DataSpec, *, engine: Engine, seed: int) -> dict[str, Any]:
+    """Return the constructor arguments of SPR, or UserError if settings and data do not fit together."""
+    choice = filter_choice(s)
     if (s.features == "file") != (data.features is not None):
         raise UserError("The setting features=file needs a file of features: use --features-file.")
     if data.is_vectors and choice.has_patches:
@@ -46,31 +51,31 @@ def build_spr(settings: SprSettings, data: DataSpec, *, engine: Engine, seed: in
         views=_views(s, data),
     )
     network = make_network(s, data)
-    return SPR(
-        network=network,
-        n_classes=data.n_classes,
-        delayed=DelayedBuffer(s.delayed_size, data.image_shape, device=engine.device, dtype=data.dtype),
-        purified=_memory(s, data, engine.device),
-        buffer_filter=BufferFilter(choice=choice, network=network, expert=expert, own_features=data.features),
-        self_replay=SelfReplay(
+    return {
+        "network": network,
+        "n_classes": data.n_classes,
+        "delayed": DelayedBuffer(s.delayed_size, data.image_shape, device=engine.device, dtype=data.dtype),
+        "purified": _memory(s, data, engine.device),
+        "buffer_filter": BufferFilter(choice=choice, network=network, expert=expert, own_features=data.features),
+        "self_replay": SelfReplay(
             recipe=replace(expert, epochs=s.base_epochs, batch_size=s.base_batch),
             batches=s.replay,
             when=s.self_replay,
             schedule=s.base_schedule,
         ),
-        finetune=Supervised(
+        "finetune": Supervised(
             epochs=s.finetune_epochs,
             batch_size=s.finetune_batch,
             lr=s.finetune_lr,
             clip=s.finetune_clip,
             decay_every=s.finetune_decay_every,
         ),
-        engine=engine,
-        seed=seed,
-        order=s.order,
-        tail=s.tail,
-        reseed=s.reseed,
-    )
+        "engine": engine,
+        "seed": seed,
+        "order": s.order,
+        "tail": s.tail,
+        "reseed": s.reseed,
+    }
 
 
 def make_network(s: SprSettings, data: DataSpec) -> Network:

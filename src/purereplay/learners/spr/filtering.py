@@ -18,7 +18,7 @@ from torch import Tensor
 from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob
-from purereplay.nets.networks import Network, State
+from purereplay.nets.networks import Network, State, network_input
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.directions import concatenate_features, main_directions
 from purereplay.purify.incv import NoisyCrossValidation
@@ -27,7 +27,7 @@ from purereplay.purify.patches import patch_features
 from purereplay.purify.self_centered import Verdict, score_buffers
 
 FilterName = Literal["self-centered", "aum", "incv", "none"]
-Features = Literal["projection", "penultimate", "patches", "combined", "file"]
+Features = Literal["projection", "penultimate", "patches", "combined", "inputs", "file"]
 SeedFor = Callable[[str, int], int]  # (purpose, number of the buffer) -> seed
 
 
@@ -44,7 +44,7 @@ class FilterChoice:
     @property
     def has_experts(self) -> bool:
         """Whether an expert network is trained on every buffer."""
-        return self.name == "self-centered" and self.features not in ("patches", "file")
+        return self.name == "self-centered" and self.features not in ("patches", "inputs", "file")
 
     @property
     def has_patches(self) -> bool:
@@ -61,8 +61,13 @@ class BufferFilter:
     own_features: Tensor | None = None  # (N, d): the user's features by sample index, for features=file
     one_by_one: bool = False  # score buffers separately: slower on a GPU, but bits do not depend on the grouping
 
-    def score(self, buffers: list[FullBuffer], n_classes: int, seed_for: SeedFor) -> Asks[list[ScoredBuffer]]:
-        """Return the buffers with a clean probability for every sample."""
+    def score(
+        self, buffers: list[FullBuffer], n_classes: int, seed_for: SeedFor, more: list[Tensor] | None = None
+    ) -> Asks[list[ScoredBuffer]]:
+        """Return the buffers with a clean probability for every sample.
+
+        `more` holds other features of each buffer, (n, d), that the Self-Centered filter compares as well.
+        """
         choice = self.choice
         losses: list[float | None] = [None] * len(buffers)
         if choice.name == "none":
@@ -70,11 +75,13 @@ class BufferFilter:
             verdicts = [Verdict(p, p.clone(), []) for p in ones]
         elif choice.name == "self-centered":
             features, losses = yield from self._features(buffers, seed_for)
+            if more is not None:
+                features = [concatenate_features(one, other) for one, other in zip(features, more, strict=True)]
             verdicts = self._self_centered(buffers, features, seed_for)
         else:
-            other: AreaUnderMargin | NoisyCrossValidation = choice.aum if choice.name == "aum" else choice.incv
+            supervised: AreaUnderMargin | NoisyCrossValidation = choice.aum if choice.name == "aum" else choice.incv
             seeds = [seed_for(choice.name, b.number) for b in buffers]
-            verdicts = yield from other.score(self.network, [b.batch for b in buffers], n_classes, seeds)
+            verdicts = yield from supervised.score(self.network, [b.batch for b in buffers], n_classes, seeds)
         return [
             ScoredBuffer(
                 b.number,
@@ -89,6 +96,8 @@ class BufferFilter:
     def _features(self, buffers: list[FullBuffer], seed_for: SeedFor) -> Asks[tuple[list[Tensor], list[float | None]]]:
         """Return the features that the Self-Centered filter compares, (n, d) per buffer, and the experts' losses."""
         no_loss: list[float | None] = [None] * len(buffers)
+        if self.choice.features == "inputs":
+            return [main_directions(network_input(b.batch.images).flatten(1)) for b in buffers], no_loss
         if self.own_features is not None:
             return [self.own_features[b.batch.index].to(b.batch.images.device) for b in buffers], no_loss
         if not self.choice.has_patches:

@@ -121,8 +121,9 @@ class SPR(Learner[FilterReport]):
         self.delayed.reset()
 
     def work(self) -> Asks[FilterReport | None]:
-        if self.waiting:
-            scored = yield from self.buffer_filter.score(self.waiting, self.n_classes, self._seed)
+        to_score = self._to_score()
+        if to_score:
+            scored = yield from self._score(to_score)
             self.scored, self.waiting = self.scored + scored, self.waiting[len(scored) :]
             return None
         if not self.scored:  # a task ended: intermittent Self-Replay trains the base on P (figure 4b)
@@ -140,6 +141,14 @@ class SPR(Learner[FilterReport]):
         self.n_done += 1
         self._classifier = None
         return buffer.finished(report)
+
+    def _to_score(self) -> list[FullBuffer]:
+        """Return the buffers to score next, the oldest of those that wait."""
+        return self.waiting
+
+    def _score(self, buffers: list[FullBuffer]) -> Asks[list[ScoredBuffer]]:
+        """Return the buffers with a clean probability for every sample."""
+        return (yield from self.buffer_filter.score(buffers, self.n_classes, self._seed))
 
     def _purify(self, buffer: ScoredBuffer) -> FilterReport:
         """P ← P ∪ Self-Centered Filter(D)."""
@@ -205,11 +214,16 @@ class SPR(Learner[FilterReport]):
 
     # ---------------------------------------------------------------- Algorithm 2: the inference network
 
+    @property
+    def inference_base(self) -> State:
+        """Weights of the base that the classifier starts from."""
+        return self.base
+
     def classify(self) -> Asks[Classifier]:
         """Copy the base, add a linear layer and finetune on P; an empty P leaves the copy as it is."""
         if self._classifier is None:
             seed = self._seed("head weights", self.n_done)
-            network, state = self.network.with_head(Head(self.n_classes), self.base, seed)
+            network, state = self.network.with_head(Head(self.n_classes), self.inference_base, seed)
             purified = self.held()
             if purified.n:
                 job = SupervisedJob(

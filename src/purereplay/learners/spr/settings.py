@@ -173,9 +173,10 @@ class SprSettings(NetworkSettings):
     )
     features: Features = setting(
         "features that the Self-Centered filter compares. An expert is trained for projection, penultimate and "
-        "combined (the projection's main directions and patches), not for patches and file (--features-file)",
+        "combined (the projection's main directions and patches), not for patches, inputs (the main directions of the "
+        "samples themselves: for feature vectors) and file (--features-file)",
         "projection",
-        source="paper: penultimate; released code: projection; patches, combined and file are not in the paper",
+        source="paper: penultimate; released code: projection; the others are not in the paper",
     )
     graphs: int = setting(
         "sampled graphs E_max; 0: the similarity graph itself", DEFAULTS.n_graphs, source="paper", least=0

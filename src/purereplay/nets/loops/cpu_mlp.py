@@ -16,7 +16,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Job
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Job, JointJob
 from purereplay.nets.loops.cpu_mlp_step import (
     Crops,
     Weights,
@@ -37,7 +37,8 @@ _STEPS_PER_TURN = 10  # steps before a thread takes the next network; the weight
 
 def can_train(job: Job) -> TypeGuard[ContrastiveJob]:
     """Whether this loop can train the job."""
-    return isinstance(job.network.backbone, MLP) and isinstance(job, ContrastiveJob)
+    contrastive = isinstance(job, ContrastiveJob) and not isinstance(job, JointJob)
+    return isinstance(job.network.backbone, MLP) and contrastive
 
 
 class CpuMlpLoop(PlainLoop):

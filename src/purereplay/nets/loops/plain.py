@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.device import Precision
-from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, SupervisedJob, Trained
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, Joint, JointJob, Trained
 from purereplay.nets.loops.base import capture, drawn_at_once, joined_pool, network_bytes
-from purereplay.nets.networks import is_trained, network_input, stack, unstack
-from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, lr_at, supervised_loss
+from purereplay.nets.networks import State, is_trained, network_input, stack, unstack
+from purereplay.nets.steps import contrastive_loss, draw_numbers, draw_rows, joint_loss, lr_at, supervised_loss
 
 _REPLAYS_AT_ONCE = 50  # steps on CUDA between two synchronisations
 
@@ -41,7 +41,11 @@ class PlainLoop:
             zero = torch.zeros((), device=device)
             self.optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         self.pool = network_input(joined_pool(jobs, device))
-        self.labels = _labels(jobs, device)
+        self.targets = stack([{n: t.to(device) for n, t in j.targets().items()} for j in jobs])
+        self.average: State = {}
+        if isinstance(self.recipe, Joint):
+            self.average = {name: t.detach().clone() for name, t in self.state.items()}
+        self.n_held = torch.zeros(len(jobs), dtype=torch.int64, device=device)
         self.keys = torch.zeros(len(jobs), dtype=torch.int64, device=device)
         self.start = torch.zeros((), dtype=torch.int64, device=device)
         self.loss = torch.zeros(len(jobs), device=device)
@@ -67,7 +71,11 @@ class PlainLoop:
                     moments[ours].copy_(torch.stack(given))
             moments["step"].fill_(job.steps_before)
         self.pool.copy_(network_input(joined_pool(jobs, device)))
-        self.labels.copy_(_labels(jobs, device))
+        for name, t in self.targets.items():
+            t.copy_(torch.stack([j.targets()[name] for j in jobs]))
+        for name, t in self.average.items():
+            t.copy_(torch.stack([j.average[name].to(device) for j in jobs if isinstance(j, JointJob)]))
+        self.n_held.copy_(torch.tensor([j.n_held if isinstance(j, ContrastiveJob) else 0 for j in jobs]))
         self.keys.copy_(torch.tensor([j.seed for j in jobs], dtype=torch.int64))
         self.start.fill_(job.start if isinstance(job, ContrastiveJob) else 0)
         self.done = 0
@@ -97,14 +105,20 @@ class PlainLoop:
         state = {name: t.detach() for name, t in self.state.items()}
         share = (time.perf_counter() - began) / len(losses)
         return [
-            Trained(unstack(state, k), unstack(per_network, k) | {"step": step.clone()}, losses[k], share)
+            Trained(
+                unstack(state, k),
+                unstack(per_network, k) | {"step": step.clone()},
+                losses[k],
+                share,
+                unstack(self.average, k),
+            )
             for k in range(len(losses))
         ]
 
     def _draw(self) -> None:
         """Draw learning rates, rows and numbers of the next steps into the buffers that the captured step reads."""
         steps = torch.arange(self.done, self.done + self.n_drawn, device=self.device)
-        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps)
+        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.n_held, self.keys, steps)
         new = [lr_at(self.recipe, steps, self.steps_per_epoch, self.start), index]
         if isinstance(self.recipe, Contrastive):
             new.append(draw_numbers(self.recipe, index.shape[-1], self.keys, steps))
@@ -118,19 +132,23 @@ class PlainLoop:
         lr, index, *numbers = (t.index_select(0, self.cursor)[0] for t in self.drawn)
         self.lr.copy_(lr)
         self.optimizer.zero_grad(set_to_none=True)
-        if isinstance(self.recipe, Contrastive):
-            loss = contrastive_loss(self.network, self.state, self.recipe, self.pool, index, numbers[0], self.autocast)
-        else:
-            loss = supervised_loss(self.network, self.state, self.pool, self.labels, index, self.autocast)
+        loss = self._loss(index, *numbers)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         if not isinstance(self.recipe, Contrastive) and self.recipe.clip is not None:
             torch.nn.utils.clip_grad_value_(self.parameters.values(), self.recipe.clip)
         self.optimizer.step()
+        if isinstance(self.recipe, Joint):
+            with torch.no_grad():
+                weights = [self.state[name] for name in self.average]
+                torch._foreach_lerp_(list(self.average.values()), weights, 1 - self.recipe.average)
         self.loss.copy_(loss.detach())
         self.cursor += 1
 
-
-def _labels(jobs: Sequence[DrawnJob], device: torch.device) -> Tensor:
-    """Labels of the jobs, (K, n); (K, 0) for contrastive jobs."""
-    none = torch.empty(0, dtype=torch.int64)
-    return torch.stack([job.labels if isinstance(job, SupervisedJob) else none for job in jobs]).to(device)
+    def _loss(self, index: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Loss per network (K,) on the rows index (K, B)."""
+        if not isinstance(self.recipe, Contrastive) or numbers is None:
+            labels = self.targets["labels"]
+            return supervised_loss(self.network, self.state, self.pool, labels, index, self.autocast)
+        if not isinstance(self.recipe, Joint):
+            return contrastive_loss(self.network, self.state, self.recipe, self.pool, index, numbers, self.autocast)
+        return joint_loss(self.network, self.state, self.recipe, self.pool, self.targets, index, numbers, self.autocast)

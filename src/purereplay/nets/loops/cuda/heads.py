@@ -5,13 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from purereplay.nets.loops.cuda.kernels import cross_entropy_kernel, similarity_gradient_kernel, similarity_kernel
+from purereplay.nets.jobs import Joint
+from purereplay.nets.loops.cuda.kernels import (
+    cross_entropy_kernel,
+    joint_cross_entropy_kernel,
+    similarity_gradient_kernel,
+    similarity_kernel,
+)
 from purereplay.nets.loops.cuda.linear import Linear, SideStream, linear_shapes, matmul, power_of_two
 from purereplay.nets.loops.cuda.parameters import Parameters
-from purereplay.nets.networks import HEAD
+from purereplay.nets.losses import NEVER
+from purereplay.nets.networks import CLASSES, HEAD, Network, State
 from purereplay.nets.networks import Head as HeadShape
 
 MAX_OUTPUTS = 256  # maximal width of a row within one tile
+MAX_CLASSES = 1024  # of the layer for classes beside the head
+_CLASS_TILE = 4096  # logits per program
 _ROWS = 64  # views per program
 
 
@@ -29,6 +38,10 @@ class _Layers:
         self.output = Linear(parameters, f"{HEAD}output", n_rows, clip=clip)
         self.n_rows, self.n_networks, self.device = n_rows, parameters.half.shape[0], parameters.half.device
         self.losses = torch.zeros(self.n_networks, n_rows, device=self.device)
+
+    def loss(self) -> Tensor:
+        """Loss of the last step, per network (K,)."""
+        return self.losses.mean(1)
 
     def before_output(self, features: Tensor) -> Tensor:
         """Input of the output layer."""
@@ -50,11 +63,13 @@ class _Layers:
 
 
 class ContrastiveHead(_Layers):
-    """Projection head with NT-Xent."""
+    """Projection head with NT-Xent, whose gradient is multiplied by `scale`."""
 
-    def __init__(self, head: HeadShape, n_rows: int, parameters: Parameters, temperature: float) -> None:
+    def __init__(
+        self, head: HeadShape, n_rows: int, parameters: Parameters, temperature: float, scale: float = 1.0
+    ) -> None:
         super().__init__(head, n_rows, parameters)
-        self.temperature, self.width = temperature, power_of_two(head.n_outputs)
+        self.temperature, self.scale, self.width = temperature, scale, power_of_two(head.n_outputs)
         # unit vectors need precision, not range
         unit = torch.float32 if parameters.half.dtype == torch.float32 else torch.float16
         self.z = torch.zeros(self.n_networks, n_rows, self.width, device=self.device, dtype=unit)
@@ -90,6 +105,7 @@ class ContrastiveHead(_Layers):
             d.stride(0),
             d.stride(1),
             TAU=self.temperature,
+            SCALE=float(self.scale),
             WIDTH=self.width,
             ROWS=_ROWS,
             OTHERS=64,
@@ -130,3 +146,83 @@ class SupervisedHead(_Layers):
             num_warps=4,
         )
         return self.backward_from(d, adam_scales, side_stream, gated)
+
+
+class JointHead:
+    """Projection head with NT-Xent, and beside it the layer for classes with cross-entropy on D and on P.
+
+    A part whose loss has no weight is neither computed nor updated.
+    """
+
+    def __init__(
+        self, network: Network, n_rows: int, parameters: Parameters, recipe: Joint, n_delayed: int, targets: State
+    ) -> None:
+        k, device = parameters.half.shape[0], parameters.half.device
+        self.recipe, self.n_rows = recipe, n_rows
+        self.n_delayed = n_delayed  # rows of D in a view; those of P follow
+        self.labels, self.weights = targets["labels"], targets["weights"]  # (K, n_images)
+        self.allowed = targets["allowed"].view(torch.uint8)  # (K, 2, n_classes)
+        self.index: Tensor  # (K, n_rows / 2): images of the step, set by the loop
+        self.projection: ContrastiveHead | None = None
+        self.classes: Linear | None = None
+        if recipe.contrastive:
+            self.projection = ContrastiveHead(
+                network.head, n_rows, parameters, recipe.temperature, scale=recipe.contrastive
+            )
+        if recipe.delayed or (recipe.purified and n_rows > 2 * n_delayed):
+            self.classes = Linear(parameters, CLASSES.rstrip("."), n_rows, wants_input_gradient=self.projection is None)
+        if self.projection is None and self.classes is None:
+            raise ValueError("a joint job needs a loss whose weight is not 0")
+        self.logits = torch.zeros(k, n_rows, network.n_classes, device=device)
+        self.losses = torch.zeros(k, n_rows, device=device)  # summands of the cross-entropies
+
+    def loss(self) -> Tensor:
+        """Loss of the last step, per network (K,)."""
+        loss = self.losses.sum(1)
+        return loss if self.projection is None else loss + self.recipe.contrastive * self.projection.loss()
+
+    def forward(self, features: Tensor) -> None:
+        self.features = features
+        if self.projection is not None:
+            self.projection.forward(features)
+        if self.classes is not None:
+            matmul(features, self.classes.weight, self.logits, bias=self.classes.bias)
+
+    def backward(self, adam_scales: Tensor, side_stream: SideStream, *, gated: bool) -> Tensor:
+        d_features: Tensor | None = None
+        if self.projection is not None:
+            d_features = self.projection.backward(adam_scales, side_stream, gated=gated)
+        if self.classes is not None:
+            d = self._class_gradient(self.classes)
+            d_features = self.classes.backward(d, gate=self.features if gated else None, add_to=d_features)
+            with side_stream:
+                self.classes.update(self.features, d, adam_scales)
+        assert d_features is not None
+        return d_features
+
+    def _class_gradient(self, classes: Linear) -> Tensor:
+        """Gradient of the logits; also writes `losses`."""
+        d, width = classes.out, power_of_two(classes.n_out)
+        rows = min(16, _CLASS_TILE // width)
+        joint_cross_entropy_kernel[(-(-self.n_rows // rows), self.logits.shape[0])](
+            self.logits,
+            self.labels,
+            self.weights,
+            self.allowed,
+            self.index,
+            self.losses,
+            d,
+            self.n_rows,
+            self.n_delayed,
+            classes.n_out,
+            self.labels.shape[1],
+            d.stride(1),
+            float(self.recipe.delayed),
+            float(self.recipe.purified),
+            NEVER=NEVER,
+            ROWS=rows,
+            CLASSES=width,
+            IMAGES=128,
+            num_warps=4,
+        )
+        return d

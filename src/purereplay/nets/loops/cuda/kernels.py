@@ -35,12 +35,16 @@ def matmul_kernel(
     RELU: tl.constexpr,
     HAS_GATE: tl.constexpr,
     NORMALISE: tl.constexpr,
+    ADD: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """out[k] = f(a[k] @ b[k] + bias[k]); f: ReLU, or zero where `gate` is not positive, or rows scaled to length 1."""
+    """out[k] = f(a[k] @ b[k] + bias[k]); f: ReLU, or zero where `gate` is not positive, or rows scaled to length 1.
+
+    With ADD, the values in `out` are added to the product.
+    """
     network = tl.program_id(1).to(tl.int64)
     n_column_tiles = tl.cdiv(n_columns, COLUMNS)
     row = (tl.program_id(0) // n_column_tiles) * ROWS + tl.arange(0, ROWS)
@@ -64,6 +68,8 @@ def matmul_kernel(
         total = tl.maximum(total, 0.0)
     offset = network * out_network + row[:, None] * out_row + column[None, :]
     inside = real_row[:, None] & real_column[None, :]
+    if ADD:
+        total += tl.load(out + offset, mask=inside, other=0.0).to(tl.float32)
     if HAS_GATE:
         total = tl.where(tl.load(gate + offset, mask=inside, other=0.0) > 0, total, 0.0)
     if NORMALISE:  # one tile holds whole rows; columns past the end are 0 and are also stored
@@ -201,11 +207,12 @@ def similarity_gradient_kernel(
     d_network,
     d_row,
     TAU: tl.constexpr,
+    SCALE: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
-    """Gradient of the mean NT-Xent loss with respect to the rows before normalisation to length 1, into d[k]."""
+    """Gradient of SCALE × the mean NT-Xent loss by the rows before normalisation to length 1, into d[k]."""
     network = tl.program_id(1).to(tl.int64)
     own = z + network * z_network
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -227,6 +234,8 @@ def similarity_gradient_kernel(
     g = (total / 256.0 - 2.0 * partner.to(tl.float32)) / (TAU * n)
     unit = zi.to(tl.float32)
     g = (g - unit * tl.sum(unit * g, 1)[:, None]) / tl.load(norm + network * n + safe)[:, None]
+    if SCALE != 1:
+        g *= SCALE
     inside = (row[:, None] < n) & (column[None, :] < n_outputs)
     tl.store(d + network * d_network + row[:, None] * d_row + column[None, :], g.to(d.dtype.element_ty), inside)
 
@@ -262,5 +271,70 @@ def cross_entropy_kernel(
     loss = top + tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1)
     tl.store(losses + network * n_rows + row, loss, mask=real)
     g = (shares / total[:, None] - hit.to(tl.float32)) / n_rows
+    offset = network * n_rows * d_row + row[:, None] * d_row + column[None, :]
+    tl.store(d + offset, g.to(d.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def joint_cross_entropy_kernel(
+    logits,
+    labels,
+    weights,
+    allowed,
+    index,
+    losses,
+    d,
+    n_rows,
+    n_delayed,
+    n_classes,
+    n_images,
+    d_row,
+    delayed,
+    purified,
+    NEVER: tl.constexpr,
+    ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    IMAGES: tl.constexpr,
+):
+    """The two weighted cross-entropies of `steps.joint_loss`, a summand per row, and their gradient into d[k].
+
+    Logits (n_rows, n_classes) float32, labels and weights (n_images,), allowed (2, n_classes), index (n_rows / 2,): all
+    of network k. Rows i and i + n_rows / 2 are views of the image index[k][i]; the first `n_delayed` images are of D.
+    """
+    network = tl.program_id(1).to(tl.int64)
+    n = n_rows // 2
+    index += network * n
+    labels += network * n_images
+    weights += network * n_images
+    at = tl.arange(0, IMAGES)
+    of_delayed, of_purified = tl.zeros((IMAGES,), tl.float32), tl.zeros((IMAGES,), tl.float32)
+    for start in range(0, n, IMAGES):
+        left = n - start
+        weight = tl.load(weights + tl.load(index + start + at, mask=at < left, other=0), mask=at < left, other=0.0)
+        of_delayed += tl.where(start + at < n_delayed, weight, 0.0)
+        of_purified += tl.where(start + at < n_delayed, 0.0, weight)
+    # a weight counts twice, once per view
+    delayed_share = delayed / tl.maximum(2 * tl.sum(of_delayed, 0), 1.0)
+    purified_share = purified / tl.maximum(2 * tl.sum(of_purified, 0), 1.0)
+
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CLASSES)
+    real, inside = row < n_rows, (row[:, None] < n_rows) & (column[None, :] < n_classes)
+    place = row % n
+    group = (place >= n_delayed).to(tl.int32)  # 0: D, 1: P
+    image = tl.load(index + place, mask=real, other=0)
+    label = tl.load(labels + image, mask=real, other=0)
+    share = tl.load(weights + image, mask=real, other=0.0) * tl.where(group == 0, delayed_share, purified_share)
+    allowed_at = allowed + network * 2 * n_classes + group[:, None] * n_classes + column[None, :]
+    takes_part = tl.load(allowed_at, mask=inside, other=0) != 0
+    x = tl.load(logits + network * n_rows * n_classes + row[:, None] * n_classes + column[None, :], mask=inside)
+    x = tl.where(takes_part, x, NEVER)
+    x = tl.where(column[None, :] < n_classes, x, -float("inf"))
+    top = tl.max(x, 1)
+    shares = tl.exp(x - top[:, None])
+    total = tl.sum(shares, 1)
+    hit = column[None, :] == label[:, None]
+    loss = top + tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1)
+    tl.store(losses + network * n_rows + row, loss * share, mask=real)
+    g = tl.where(takes_part, shares / total[:, None] - hit.to(tl.float32), 0.0) * share[:, None]
     offset = network * n_rows * d_row + row[:, None] * d_row + column[None, :]
     tl.store(d + offset, g.to(d.dtype.element_ty), mask=inside)

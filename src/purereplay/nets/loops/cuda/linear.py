@@ -48,6 +48,7 @@ def matmul(
     relu: bool = False,
     gate: Tensor | None = None,
     norm: Tensor | None = None,
+    add: bool = False,
 ) -> None:
     """out[k] = f(a[k] @ b[k] + bias[k]); see `matmul_kernel`. `gate` has out's layout; b may be transposed."""
     k, n_rows, depth = a.shape
@@ -75,6 +76,7 @@ def matmul(
         RELU=relu,
         HAS_GATE=gate is not None,
         NORMALISE=norm is not None,
+        ADD=add,
         PRECISION=precision_of(a),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -136,10 +138,11 @@ class Linear:
         matmul(x, self.weight, self.out, bias=self.bias, relu=relu)
         return self.out
 
-    def backward(self, d: Tensor, *, gate: Tensor | None) -> Tensor:
-        """Gradient of the output -> gradient of the input, 0 where `gate` is 0."""
-        matmul(d, self.weight.transpose(1, 2), self.gradient, gate=gate)
-        return self.gradient
+    def backward(self, d: Tensor, *, gate: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+        """Gradient of the output -> gradient of the input, 0 where `gate` is 0; added in place to `add_to` if given."""
+        out = self.gradient if add_to is None else add_to
+        matmul(d, self.weight.transpose(1, 2), out, gate=gate, add=add_to is not None)
+        return out
 
     def update(self, x: Tensor, d: Tensor, adam_scales: Tensor) -> None:
         """Take Adam's step for input x and gradient d of the output; after `backward`, which reads the weights."""
@@ -190,6 +193,7 @@ class CudaMLP:
         names = [f"{prefix}layer{i + 1}" for i in range(len(backbone.hidden))]
         self.layers = [Linear(parameters, n, n_rows, wants_input_gradient=n != names[0], clip=clip) for n in names]
         self.parameters, self.prefix = parameters, prefix
+        self.whole: State = {}  # as of `CudaResNet`: every weight is trained
 
     @staticmethod
     def shapes(backbone: MLP) -> dict[str, tuple[int, ...]]:
@@ -201,6 +205,14 @@ class CudaMLP:
 
     def read(self) -> tuple[State, State, State]:
         return read_parameters(self.parameters, self.prefix)
+
+    def write_state(self, flat: Tensor, statistics: Sequence[Tensor], state: State) -> None:
+        """Copy a state into `flat`, a tensor of the parameters' layout."""
+        write_flat(self.parameters, flat, self.prefix, state)
+
+    def read_state(self, flat: Tensor, statistics: Sequence[Tensor], whole: State) -> State:
+        """Copy of the state that `write_state` has written."""
+        return read_flat(self.parameters, flat, self.prefix)
 
     def statistics(self) -> list[Tensor]:
         """Tensors that a step changes besides the parameters."""
@@ -234,14 +246,24 @@ def linear_shapes(layers: Sequence[tuple[str, int, int]]) -> dict[str, tuple[int
 def load_parameters(parameters: Parameters, prefix: str, state: State, mean: State, square: State) -> None:
     """Copy stacked tensors into the flat ones; only for layers that the kernels store in the same layout."""
     for flat, given in ((parameters.weight, state), (parameters.mean, mean), (parameters.square, square)):
-        for name in (n for n in parameters.shapes if n.startswith(prefix)):
-            ours = parameters.view(flat, name)
-            ours.copy_(given[name.removeprefix(prefix)])
+        write_flat(parameters, flat, prefix, given)
+
+
+def write_flat(parameters: Parameters, flat: Tensor, prefix: str, state: State) -> None:
+    """Copy the stacked tensors of the names with a prefix into one flat tensor."""
+    for name in (n for n in parameters.shapes if n.startswith(prefix)):
+        parameters.view(flat, name).copy_(state[name.removeprefix(prefix)])
 
 
 def read_parameters(parameters: Parameters, prefix: str) -> tuple[State, State, State]:
     """Copies of weights, means and squares; the inverse of `load_parameters`."""
-    names = [n for n in parameters.shapes if n.startswith(prefix)]
-    flats = (parameters.weight, parameters.mean, parameters.square)
-    weight, mean, square = ({n.removeprefix(prefix): parameters.view(flat, n).clone() for n in names} for flat in flats)
+    weight, mean, square = (
+        read_flat(parameters, flat, prefix) for flat in (parameters.weight, parameters.mean, parameters.square)
+    )
     return weight, mean, square
+
+
+def read_flat(parameters: Parameters, flat: Tensor, prefix: str) -> State:
+    """Copies of the tensors of the names with a prefix; the inverse of `write_flat`."""
+    names = (n for n in parameters.shapes if n.startswith(prefix))
+    return {n.removeprefix(prefix): parameters.view(flat, n).clone() for n in names}

@@ -16,12 +16,31 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.draws import RandomStream
-from purereplay.nets.jobs import Contrastive, ContrastiveJob, Drawn, DrawnJob, Job, SupervisedJob, Trained
+from purereplay.nets.jobs import (
+    Contrastive,
+    ContrastiveJob,
+    Drawn,
+    DrawnJob,
+    Job,
+    Joint,
+    JointJob,
+    SupervisedJob,
+    Trained,
+)
 from purereplay.nets.loops.base import joined_pool
-from purereplay.nets.loops.cuda.heads import MAX_OUTPUTS, ContrastiveHead, SupervisedHead, head_shapes
+from purereplay.nets.loops.cuda.average import MovingAverage
+from purereplay.nets.loops.cuda.heads import (
+    MAX_CLASSES,
+    MAX_OUTPUTS,
+    ContrastiveHead,
+    JointHead,
+    SupervisedHead,
+    head_shapes,
+)
 from purereplay.nets.loops.cuda.linear import (
     CudaMLP,
     SideStream,
+    linear_shapes,
     load_parameters,
     power_of_two,
     read_parameters,
@@ -29,7 +48,18 @@ from purereplay.nets.loops.cuda.linear import (
 from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, Parameters
 from purereplay.nets.loops.cuda.resnet import CudaResNet
 from purereplay.nets.loops.cuda.view_kernels import draws_kernel, views_kernel
-from purereplay.nets.networks import BACKBONE, HEAD, MLP, Backbone, State, is_trained, part, prefixed, stack
+from purereplay.nets.networks import (
+    BACKBONE,
+    CLASSES,
+    HEAD,
+    MLP,
+    Backbone,
+    State,
+    is_trained,
+    part,
+    prefixed,
+    stack,
+)
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import draw_rows, lr_at
 from purereplay.nets.views import TRIES, Views
@@ -42,11 +72,20 @@ _WORK_SECONDS = 0.1  # work queued on the device before the host waits for it
 
 def can_train(job: Job) -> TypeGuard[DrawnJob]:
     """Whether this loop can train the job."""
+    if isinstance(job, JointJob) and not _fits_joint_head(job):
+        return False
     if not isinstance(job, ContrastiveJob | SupervisedJob) or job.images.dtype != torch.uint8:  # feature vectors
         return False
     backbone = job.network.backbone
     fits = isinstance(backbone, MLP) or (isinstance(backbone, ResNet18) and backbone.width % 2 == 0 and n_rows(job) > 1)
     return fits and job.network.head.n_outputs <= MAX_OUTPUTS and job.images.shape[1] in (1, 3)
+
+
+def _fits_joint_head(job: JointJob) -> bool:
+    """Whether the classes fit into a tile, and P is large enough for the recipe's rows of P."""
+    recipe = job.recipe
+    enough = recipe.replay_size if recipe.replay_distinct else min(1, recipe.replay_size)
+    return 0 < job.network.n_classes <= MAX_CLASSES and job.n_replay >= enough
 
 
 def n_rows(job: DrawnJob) -> int:
@@ -61,7 +100,8 @@ def cuda_bytes(job: DrawnJob) -> int:
     """Approximate memory of one network in this loop."""
     weights = sum(t.numel() for t in job.state.values())
     pool = (job.images.shape[0] + job.n_replay) * job.images[0].numel()
-    return 14 * weights + pool + n_rows(job) * (4 * job.network.activation_floats() + 128)
+    average = 4 * weights if isinstance(job, JointJob) else 0
+    return 14 * weights + average + pool + n_rows(job) * (4 * job.network.activation_floats() + 128)
 
 
 def backbone_shapes(backbone: Backbone) -> dict[str, tuple[int, ...]]:
@@ -92,9 +132,15 @@ class CudaLoop:
         self.n_rows = n_rows(job)
         shapes = prefixed_shapes(BACKBONE, backbone_shapes(network.backbone))
         shapes |= prefixed_shapes(HEAD, head_shapes(network.head, network.backbone.n_features))
+        self.heads = [HEAD]  # prefixes of the layers above the features
+        if network.n_classes:
+            shapes |= linear_shapes([(CLASSES.rstrip("."), network.backbone.n_features, network.n_classes)])
+            self.heads.append(CLASSES)
         self.parameters = Parameters(shapes, k, device, dtype)
         self.pool = joined_pool(jobs, device)
-        self.keys, self.start, self.before = (torch.zeros(k, dtype=torch.int64, device=device) for _ in range(3))
+        self.keys, self.start, self.before, self.n_held = (
+            torch.zeros(k, dtype=torch.int64, device=device) for _ in range(4)
+        )
         self.done = torch.zeros((), dtype=torch.int64, device=device)  # steps taken by this job
         clip = None if isinstance(recipe, Contrastive) else recipe.clip
         self.backbone = make_backbone(network.backbone, self.n_rows, self.parameters, clip)
@@ -108,12 +154,17 @@ class CudaLoop:
         self.side_stream = SideStream(device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
         self.step_seconds = 0.0  # 0: not measured yet
-        self.head: ContrastiveHead | SupervisedHead
-        if isinstance(recipe, Contrastive):
+        self.targets = stack([{n: t.to(device) for n, t in j.targets().items()} for j in jobs])
+        self.average: MovingAverage | None = None
+        self.head: ContrastiveHead | JointHead | SupervisedHead
+        if isinstance(recipe, Joint):
+            n_delayed = min(recipe.batch_size, self.n_images)
+            self.head = JointHead(network, self.n_rows, self.parameters, recipe, n_delayed, self.targets)
+            self.average = MovingAverage(self.parameters, self.backbone, self.heads, recipe.average)
+        elif isinstance(recipe, Contrastive):
             self.head = ContrastiveHead(network.head, self.n_rows, self.parameters, recipe.temperature)
         else:
-            labels = torch.zeros(k, self.n_images, dtype=torch.int64, device=device)
-            self.head = SupervisedHead(network.head, self.n_rows, self.parameters, recipe.clip, labels)
+            self.head = SupervisedHead(network.head, self.n_rows, self.parameters, recipe.clip, self.targets["labels"])
             self.whole = torch.tensor([0.0, 1.0, 0.0, 1.0], device=device)  # box of the whole image
 
     @torch.no_grad()
@@ -121,17 +172,22 @@ class CudaLoop:
         state = stack([{n: t.to(self.device) for n, t in j.state.items()} for j in jobs])
         mean, square = (stack([_moments(j, name, self.device) for j in jobs]) for name in ("mean", "square"))
         self.backbone.load(*(part(t, BACKBONE) for t in (state, mean, square)))
-        load_parameters(self.parameters, HEAD, *(part(t, HEAD) for t in (state, mean, square)))
+        for prefix in self.heads:
+            load_parameters(self.parameters, prefix, *(part(t, prefix) for t in (state, mean, square)))
         self.parameters.refresh_half()
         self.pool.copy_(joined_pool(jobs, self.device))
         for ours, values in (
             (self.keys, [j.seed for j in jobs]),
             (self.start, [j.start if isinstance(j, ContrastiveJob) else 0 for j in jobs]),
             (self.before, [j.steps_before for j in jobs]),
+            (self.n_held, [j.n_held if isinstance(j, ContrastiveJob) else 0 for j in jobs]),
         ):
             ours.copy_(torch.tensor(values, dtype=torch.int64))
-        if isinstance(self.head, SupervisedHead):
-            self.head.labels.copy_(torch.stack([j.labels for j in jobs if isinstance(j, SupervisedJob)]))
+        for name, t in self.targets.items():
+            t.copy_(torch.stack([j.targets()[name] for j in jobs]))
+        if self.average is not None:
+            averages = [j.average for j in jobs if isinstance(j, JointJob)]
+            self.average.load(stack([{n: t.to(self.device) for n, t in a.items()} for a in averages]))
         self.done.zero_()
 
     def advance(self, at_most: int) -> int:
@@ -150,15 +206,23 @@ class CudaLoop:
         return n * times
 
     def answers(self, began: float) -> list[Trained]:
-        losses = self.head.losses.mean(1).tolist()
+        losses = self.head.loss().tolist()
         steps = self.before + self.done
-        backbone = self.backbone.read()
-        head = read_parameters(self.parameters, HEAD)
-        state, mean, square = (prefixed(BACKBONE, b) | prefixed(HEAD, h) for b, h in zip(backbone, head, strict=True))
+        state, mean, square = (prefixed(BACKBONE, t) for t in self.backbone.read())
+        for prefix in self.heads:
+            for ours, t in zip((state, mean, square), read_parameters(self.parameters, prefix), strict=True):
+                ours |= prefixed(prefix, t)
         moments = prefixed("mean.", mean) | prefixed("square.", square)
+        average = {} if self.average is None else self.average.read(int(self.done))
         share = (time.perf_counter() - began) / len(losses)
         return [
-            Trained(of_network(state, k), of_network(moments, k) | {"step": steps[k]}, losses[k], share)
+            Trained(
+                of_network(state, k),
+                of_network(moments, k) | {"step": steps[k]},
+                losses[k],
+                share,
+                of_network(average, k),
+            )
             for k in range(len(losses))
         ]
 
@@ -166,14 +230,14 @@ class CudaLoop:
         """Launch the next n steps on the current stream."""
         index = self._prepare(n)
         for i in range(n):
-            if isinstance(self.head, SupervisedHead):
+            if not isinstance(self.head, ContrastiveHead):
                 self.head.index = index[i]
             self._step(self.views[i], self.adam_scales[i])
 
     def _prepare(self, n: int) -> Tensor:
         """Prepare draws, views and Adam's scales of the next n steps; returns the drawn rows (n, K, batch)."""
         steps = self.done + torch.arange(n, device=self.device)
-        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.keys, steps).contiguous()
+        index = draw_rows(self.recipe, self.n_images, self.n_replay, self.n_held, self.keys, steps).contiguous()
         self._make_views(index, steps)
         lr = lr_at(self.recipe, steps[:, None], self.steps_per_epoch, self.start).double()
         t = (self.before + steps[:, None] + 1).double()
@@ -226,11 +290,14 @@ class CudaLoop:
         else:
             self.backbone.backward(d, adam_scales)
         self.side_stream.join()
+        if self.average is not None:
+            self.average.step()
 
     def _capture(self, n: int) -> torch.cuda.CUDAGraph:
         """Capture the next n steps as a graph; changes of the warm-up are undone."""
         p = self.parameters
         changed = [p.weight, p.mean, p.square, self.done, *self.backbone.statistics()]
+        changed += [] if self.average is None else self.average.tensors()
         kept = [t.clone() for t in changed]
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())

@@ -7,7 +7,7 @@ The backward pass overwrites the output of each convolution by its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -104,46 +104,62 @@ class CudaResNet:
     ) -> None:
         """Load stacked tensors of K networks and Adam's moments (None: zeros), with names and shapes of `ResNet18`."""
         p = self.parameters
-        for flat, source in ((p.weight, state), (p.mean, mean), (p.square, square)):
-            for layer in self.layers:
-                spec = layer.spec
-                for name in (f"{spec.conv}.weight", f"{spec.norm}.weight", f"{spec.norm}.bias"):
-                    view = p.view(flat, self.prefix + name)
-                    if source is None:
-                        view.zero_()
-                    elif name.startswith(spec.norm):
-                        view.copy_(source[name])
-                    else:
-                        self._kernel_view(layer, view).copy_(self._used(layer, source[name]))
+        self.write_state(p.weight, self.statistics(), state)
+        self._write(p.mean, mean)
+        self._write(p.square, square)
         for layer in self.layers:
             name = f"{layer.spec.conv}.weight"
             if self._used(layer, state[name]).shape != state[name].shape:
                 self.whole[name] = state[name].to(layer.raw.device, copy=True)
-            layer.running[:, 0].copy_(state[f"{layer.spec.norm}.running_mean"])
-            layer.running[:, 1].copy_(state[f"{layer.spec.norm}.running_var"])
         p.refresh_half()
 
     def read(self) -> tuple[State, State, State]:
         """Copies of state, mean and square, as `load` takes them; unused taps are unchanged and have moments 0."""
         p = self.parameters
-        state: State = {}
-        mean: State = {}
-        square: State = {}
+        zeros = {name: torch.zeros_like(t) for name, t in self.whole.items()}
+        state = self.read_state(p.weight, self.statistics(), self.whole)
+        return state, self._read(p.mean, zeros), self._read(p.square, zeros)
+
+    def write_state(self, flat: Tensor, statistics: Sequence[Tensor], state: Mapping[str, Tensor]) -> None:
+        """Copy a state into tensors of the layout of `parameters.weight` and `statistics()`; unused taps are left."""
+        self._write(flat, state)
+        for layer, running in zip(self.layers, statistics, strict=True):
+            running[:, 0].copy_(state[f"{layer.spec.norm}.running_mean"])
+            running[:, 1].copy_(state[f"{layer.spec.norm}.running_var"])
+
+    def read_state(self, flat: Tensor, statistics: Sequence[Tensor], whole: State) -> State:
+        """Copy of the state that `write_state` has written; unused taps are those of `whole`."""
+        return self._read(flat, whole, statistics)
+
+    def _write(self, flat: Tensor, source: Mapping[str, Tensor] | None) -> None:
         for layer in self.layers:
             spec = layer.spec
-            for flat, target in ((p.weight, state), (p.mean, mean), (p.square, square)):
-                name = f"{spec.conv}.weight"
-                used = self._kernel_view(layer, p.view(flat, self.prefix + name))
-                if name in self.whole:
-                    target[name] = self.whole[name].clone() if target is state else torch.zeros_like(self.whole[name])
-                    self._used(layer, target[name]).copy_(used)
+            for name in (f"{spec.conv}.weight", f"{spec.norm}.weight", f"{spec.norm}.bias"):
+                view = self.parameters.view(flat, self.prefix + name)
+                if source is None:
+                    view.zero_()
+                elif name.startswith(spec.norm):
+                    view.copy_(source[name])
                 else:
-                    target[name] = used.clone(memory_format=torch.contiguous_format)
-                for name in (f"{spec.norm}.weight", f"{spec.norm}.bias"):
-                    target[name] = p.view(flat, self.prefix + name).clone()
-            state[f"{spec.norm}.running_mean"] = layer.running[:, 0].clone()
-            state[f"{spec.norm}.running_var"] = layer.running[:, 1].clone()
-        return state, mean, square
+                    self._kernel_view(layer, view).copy_(self._used(layer, source[name]))
+
+    def _read(self, flat: Tensor, whole: State, statistics: Sequence[Tensor] = ()) -> State:
+        read: State = {}
+        for i, layer in enumerate(self.layers):
+            spec = layer.spec
+            name = f"{spec.conv}.weight"
+            used = self._kernel_view(layer, self.parameters.view(flat, self.prefix + name))
+            if name in whole:
+                read[name] = whole[name].clone()
+                self._used(layer, read[name]).copy_(used)
+            else:
+                read[name] = used.clone(memory_format=torch.contiguous_format)
+            for name in (f"{spec.norm}.weight", f"{spec.norm}.bias"):
+                read[name] = self.parameters.view(flat, self.prefix + name).clone()
+            if statistics:
+                read[f"{spec.norm}.running_mean"] = statistics[i][:, 0].clone()
+                read[f"{spec.norm}.running_var"] = statistics[i][:, 1].clone()
+        return read
 
     @staticmethod
     def _used(layer: Layer, weight: Tensor) -> Tensor:

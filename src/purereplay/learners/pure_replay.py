@@ -1,0 +1,320 @@
+"""Pure Replay: Self-Purified Replay in which the labels that pass the filter also teach.
+
+Everything of Self-Purified Replay stays: the delayed buffer D, the Self-Centered filter, the purified buffer P and
+NT-Xent on D ∪ P. Five parts are added, each a setting that can be switched off; without all of them the learner is
+`spr` with features=patches.
+
+    purified_weight  the base also learns P's labels, by cross-entropy over all classes seen so far
+    delayed_weight   and D's labels, each weighted by its clean probability, over the classes of D only, so that new
+                     classes do not push down the old ones (Caccia et al. 2022)
+    average          a moving average of the base's weights scores new samples and classifies
+    base_features    the filter compares images by the average's projections as well
+    sharpening       the average's opinion of the given label sharpens the filter's clean probability
+
+The scores of a buffer depend on the base as trained on the buffers before it, so buffers are scored one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from purereplay.data.forms import Form, Forms, Limits, forms_like, with_prefix
+from purereplay.errors import UserError
+from purereplay.learners.base import DataSpec, Workload, optimizer_forms
+from purereplay.learners.registry import Entry
+from purereplay.learners.settings import DataFacts, setting
+from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer
+from purereplay.learners.spr.build import count_steps as count_spr_steps
+from purereplay.learners.spr.build import spr_arguments
+from purereplay.learners.spr.learner import SPR
+from purereplay.learners.spr.settings import SprSettings
+from purereplay.nets.engine import Engine
+from purereplay.nets.inference import UNLIKELY, Classifier, embed, linear_probe
+from purereplay.nets.jobs import Asks, Joint, JointJob
+from purereplay.nets.networks import BACKBONE, CLASSES, HEAD, Head, Network, State, part, prefixed
+from purereplay.purify.directions import main_directions
+
+_LEAST_OPINION = 1e-6  # of the classifier on a given label, so that no clean probability is 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PureReplaySettings(SprSettings):
+    """Settings of Pure Replay; where no source is given, the value was chosen on validation data."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "demo": {"hidden": 128, "base_epochs": 60, "crop_area": 0.25, "flip": 0.0},
+        "live": {
+            "delayed_size": 500,
+            "purified_size": 1000,
+            "network": "mlp",
+            "hidden": 256,
+            "crop_area": 0.25,
+            "flip": 0.0,
+            "small_class": "keep",
+        },
+    }
+
+    stem: Literal["imagenet", "small"] = setting("first layer of the resnet18: 7×7 with pooling, or 3×3", "small")
+    base_epochs: int = setting("passes over D of the base network, per buffer", 30, unit="epochs", scaled=True)
+    lr: float = setting("learning rate of Adam for experts and base", 5e-4)
+    schedule: Literal["cosine", "constant"] = setting("learning rate schedule within one D", "constant")
+    features: Literal["projection", "penultimate", "patches", "combined", "inputs", "file"] = setting(
+        "features that the Self-Centered filter compares, as in `spr`; base_features adds the base's", "patches"
+    )
+    contrastive_weight: float = setting("weight of NT-Xent in the base's loss", 1.0, least=0)
+    purified_weight: float = setting("weight of the cross-entropy on P in the base's loss; 0: off", 1.0, least=0)
+    delayed_weight: float = setting("weight of the cross-entropy on D in the base's loss; 0: off", 1.0, least=0)
+    average: float = setting(
+        "decay per step of the moving average of the base's weights; 0: off", 0.99, least=0, most=0.99999
+    )
+    base_features: bool = setting("the filter also compares the main directions of the base's projections", True)
+    sharpening: float = setting(
+        "exponent of the classifier's opinion in the clean probability, filter^(1-s) · opinion^s; 0: off",
+        0.8,
+        least=0,
+        most=1,
+    )
+    classifier: Literal["probe", "layer", "finetuned"] = setting(
+        "classifier: logistic regression on P's features, the base's own layer, or Algorithm 2 (needs finetune_*)",
+        "probe",
+    )
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether the base learns labels."""
+        return bool(self.purified_weight or self.delayed_weight)
+
+    @classmethod
+    def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
+        values = super().fill(chosen, facts, preset)
+        if "features" not in chosen and facts.is_vectors:
+            values["features"] = "inputs"
+        return values
+
+    def check(self) -> None:
+        super().check()
+        joint = self.learns_labels or self.average > 0
+        if joint and (self.replay != "halves" or self.self_replay != "every-buffer"):
+            raise UserError(
+                "pure-replay trains on halves of D and P at every buffer: replay and self_replay can be changed only "
+                "with purified_weight=0, delayed_weight=0 and average=0."
+            )
+        if not self.learns_labels and (self.sharpening or self.classifier == "layer"):
+            raise UserError(
+                "sharpening and classifier=layer need a base that learns labels: purified_weight or delayed_weight."
+            )
+        if not (self.learns_labels or self.contrastive_weight):
+            raise UserError("The base learns nothing: raise one of contrastive_, purified_ and delayed_weight above 0.")
+
+
+@dataclass(kw_only=True)
+class PureReplay(SPR):
+    """One continual learner."""
+
+    joint: Joint | None  # the base's training; None: as in Self-Purified Replay
+    base_features: bool
+    sharpening: float
+    how_to_classify: Literal["probe", "layer", "finetuned"]
+    average: State = field(init=False)  # moving average of the base
+    seen: Tensor = field(init=False)  # bool (n_classes,): classes that the base was trained on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.average = {name: t.clone() for name, t in self.base.items()}
+        self.seen = torch.zeros(self.n_classes, dtype=torch.bool)
+
+    @property
+    def inference_base(self) -> State:
+        return self.base if self.joint is None else self.average
+
+    def grow(self, n_classes: int) -> None:
+        super().grow(n_classes)
+        self._fit_layer()
+
+    def _fit_layer(self) -> None:
+        """Give the layer for classes as many outputs as there are classes."""
+        if not self.network.n_classes:
+            return
+        self.network = replace(self.network, n_classes=self.n_classes)
+        self.base, self.average = (_widened(s, self.n_classes) for s in (self.base, self.average))
+        if self.base_optimizer is not None:
+            self.base_optimizer = _widened(self.base_optimizer, self.n_classes)
+        self.seen = torch.cat([self.seen, self.seen.new_zeros(self.n_classes - self.seen.shape[0])])
+
+    # ---------------------------------------------------------------- clean probabilities
+
+    def _to_score(self) -> list[FullBuffer]:
+        return [] if self.scored else self.waiting[:1]
+
+    def _score(self, buffers: list[FullBuffer]) -> Asks[list[ScoredBuffer]]:
+        more = None
+        if self.base_features and self.n_replays:  # before its first training the base knows nothing
+            more = [main_directions(embed(self.network, self.inference_base, b.batch.images)) for b in buffers]
+        scored = yield from self.buffer_filter.score(buffers, self.n_classes, self._seed, more)
+        if self.sharpening and self.n_replays:
+            for buffer in scored:
+                buffer.clean_probability = self._sharpened(buffer)
+        return scored
+
+    def _sharpened(self, buffer: ScoredBuffer) -> Tensor:
+        """Clean probabilities float64 (n,) with the classifier's opinion of every label that it knows."""
+        labels, by_filter = buffer.batch.labels, buffer.clean_probability
+        chances = self._by_layer().probabilities(buffer.batch.images).double().cpu()
+        opinion = chances.gather(1, labels[:, None])[:, 0]
+        opinion = (opinion / opinion.max().clamp(min=1e-9)).clamp(_LEAST_OPINION, 1)
+        sharpened = by_filter ** (1 - self.sharpening) * opinion**self.sharpening
+        return torch.where(self.seen[labels], sharpened, by_filter)
+
+    # ---------------------------------------------------------------- training of the base
+
+    def _replay(self, buffer: ScoredBuffer) -> Asks[None]:
+        if self.joint is None:
+            yield from super()._replay(buffer)
+        elif not buffer.replayed:
+            buffer.base_loss = yield from self._train_jointly(self.joint, buffer)
+            buffer.replayed = True
+
+    def _train_jointly(self, recipe: Joint, buffer: ScoredBuffer) -> Asks[float | None]:
+        """Train the base on half of D and half of P at each step; returns the last loss."""
+        delayed, purified, device = buffer.batch, self.held(), self.engine.device
+        if delayed.n + purified.n < 2:
+            return None
+        size = recipe.batch_size // 2 if purified.n else recipe.batch_size
+        size = max(1, min(size, delayed.n))
+        seen = self.seen.clone()
+        seen[delayed.labels] = seen[purified.labels] = True
+        present = torch.zeros_like(seen)
+        present[delayed.labels] = True
+        n_empty = self.purified.capacity - purified.n if purified.n else 0
+        replay = torch.cat([purified.images, purified.images.new_zeros(n_empty, *self.image_shape)])
+        job = JointJob(
+            phase="base",
+            network=self.network,
+            state=self.base,
+            recipe=replace(recipe, batch_size=size, replay_size=size if purified.n else 0),
+            images=delayed.images,
+            replay=replay if purified.n else None,
+            seed=self._seed("base draws", self.n_replays),
+            optimizer=self.base_optimizer,
+            labels=torch.cat([delayed.labels, purified.labels, purified.labels.new_zeros(n_empty)]).to(device),
+            weights=torch.cat([buffer.clean_probability.float(), torch.ones(purified.n + n_empty)]).to(device),
+            allowed=torch.stack([present, seen]).to(device),
+            average=self.average,
+            held=purified.n,
+        )
+        [trained] = yield [job]
+        self.base, self.base_optimizer, self.average = trained.state, trained.optimizer, trained.extra
+        self.seen, self.n_replays = seen, self.n_replays + 1
+        return trained.loss
+
+    # ---------------------------------------------------------------- the classifier
+
+    def classify(self) -> Asks[Classifier]:
+        if self.how_to_classify == "finetuned":
+            return (yield from super().classify())
+        if self._classifier is None:
+            self._classifier = self._by_layer() if self.how_to_classify == "layer" else self._by_probe()
+        return self._classifier
+
+    def _by_layer(self) -> Classifier:
+        """Return the classifier by the base's own layer for classes; unseen classes are not predicted."""
+        own = part(self.average, CLASSES)
+        seen = self.seen.to(own["bias"].device)
+        bias = own["bias"].masked_fill(~seen, UNLIKELY) if bool(seen.any()) else own["bias"]
+        return self._linear(own["weight"], bias)
+
+    def _by_probe(self) -> Classifier:
+        """Return the classifier by logistic regression on P; an empty P leaves all classes equal."""
+        purified, width = self.held(), self.network.backbone.n_features
+        if not purified.n:
+            zeros = torch.zeros(width + 1, self.n_classes, device=self.engine.device)
+            return self._linear(zeros[:-1], zeros[-1])
+        features = embed(self.network, self.inference_base, purified.images, penultimate=True)
+        return self._linear(*linear_probe(features, purified.labels, self.n_classes))
+
+    def _linear(self, weight: Tensor, bias: Tensor) -> Classifier:
+        network: Network = replace(self.network, head=Head(self.n_classes), n_classes=0)
+        backbone = {name: t for name, t in self.inference_base.items() if name.startswith(BACKBONE)}
+        layer = {f"{HEAD}output.weight": weight, f"{HEAD}output.bias": bias}
+        return Classifier(network, backbone | layer, self.image_shape, self.delayed.dtype)
+
+    # ---------------------------------------------------------------- memory between calls
+
+    def state(self) -> State:
+        own = {} if self.joint is None else prefixed("average.", self.average) | {"seen": self.seen}
+        return super().state() | own
+
+    def forms(self, state: State, limits: Limits) -> Forms:
+        forms = super().forms(state, limits)
+        if self.joint is None:
+            return forms
+        base = _widened(self.base, limits.n_classes)
+        forms |= with_prefix("base.", forms_like(base)) | with_prefix("average.", forms_like(base))
+        if any(name.startswith("optimizer.") for name in forms):
+            forms |= with_prefix("optimizer.", optimizer_forms(base))
+        return forms | {"seen": Form(torch.bool, (limits.n_classes,))}
+
+    def load(self, state: State) -> None:
+        super().load(state)
+        if self.joint is not None:
+            self.average = {name: t.to(self.engine.device) for name, t in part(state, "average.").items()}
+            self.seen = state["seen"].cpu().clone()
+            self._fit_layer()
+
+
+def _widened(state: State, n_classes: int) -> State:
+    """Return the state with zeros for the classes that its layer for classes lacks."""
+    names = [name for name in state if f"{CLASSES}weight" in name or f"{CLASSES}bias" in name]
+    wide = {}
+    for name in names:
+        t = state[name]
+        wide[name] = torch.cat([t, t.new_zeros(*t.shape[:-1], n_classes - t.shape[-1])], dim=-1)
+    return state | wide
+
+
+def build(settings: PureReplaySettings, data: DataSpec, *, engine: Engine, seed: int) -> PureReplay:
+    """Return a learner that has seen nothing."""
+    s = settings
+    arguments = spr_arguments(s, data, engine=engine, seed=seed)
+    joint = None
+    if s.learns_labels or s.average:
+        recipe = arguments["self_replay"].recipe
+        joint = Joint(
+            **{f.name: getattr(recipe, f.name) for f in fields(recipe)},
+            contrastive=s.contrastive_weight,
+            delayed=s.delayed_weight,
+            purified=s.purified_weight,
+            average=s.average,
+        )
+        arguments["network"] = replace(arguments["network"], n_classes=data.n_classes)
+    return PureReplay(
+        **arguments,
+        joint=joint,
+        base_features=s.base_features,
+        sharpening=s.sharpening,
+        how_to_classify=s.classifier,
+    )
+
+
+def count_steps(s: PureReplaySettings, task_ends: tuple[int, ...]) -> Workload:
+    """Count training steps as if P were full from the start."""
+    workload = count_spr_steps(s, task_ends)
+    if s.classifier != "finetuned":
+        workload.steps.pop("finetune", None)
+    return workload
+
+
+ENTRY = Entry(
+    name="pure-replay",
+    title="Pure Replay",
+    summary="Self-Purified Replay in which the labels that pass the filter also teach",
+    settings=PureReplaySettings,
+    build=build,
+    count_steps=count_steps,
+    named=("filter", "graphs"),
+)
