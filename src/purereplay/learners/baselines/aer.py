@@ -72,7 +72,6 @@ class AerSettings(NetworkSettings, AugmentSettings):
         50,
         unit="epochs",
         source="Millunzi 2024, over each task",
-        least=2,
     )
     batch_size: int = setting(
         "incoming samples of a step, and replayed samples of it", 32, unit="samples", source="released code"
