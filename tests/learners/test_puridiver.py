@@ -84,6 +84,18 @@ def test_roles_follow_loss_and_uncertainty():
     assert other.tolist() == [CLEAN] * 6 + [UNLABELLED] * 3 + [RELABELLED] * 3
 
 
+def test_all_samples_are_clean_if_a_set_would_be_almost_empty():
+    labels = torch.zeros(12, dtype=torch.int64)
+    logits = torch.zeros(12, 3)
+    logits[:7, 0] = 8
+    logits[7:10, 1] = 8 + torch.linspace(0, 0.1, 3)  # surely another class
+    logits[10:, 1] = 0.5  # two unsure ones
+    logits[10:, 0] = -6
+    assert (assign_roles(logits, labels, "certain")[0] == CLEAN).all()
+    logits[:, 0] = 8
+    assert (assign_roles(logits, labels, "certain")[0] == CLEAN).all()
+
+
 @pytest.mark.parametrize("mixing", [0.0, 1.0])
 def test_the_robust_loss_is_that_of_single_samples(mixing):
     network = Network(MLP(16, (6, 5)), Head(3))

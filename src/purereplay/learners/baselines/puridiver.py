@@ -10,7 +10,7 @@ At the end of a task the network is trained on the memory, first by cross-entrop
 normal distributions splits the memory by loss at every epoch: samples with a small loss are clean. A second one splits
 the others by the uncertainty of the prediction. Certain samples get the soft label p · given label + (1 − p) ·
 prediction, where p is the probability of a small loss. For the uncertain ones only the logits of a weak and a strong
-view must agree.
+view must agree. If one of the sets has fewer than three samples, all samples count as clean in this epoch.
 
 Choices where the papers leave them open, and departures from the released code: a step of robust training draws from
 all three sets at once, instead of one batch from each of them with sizes in proportion. The released code re-labels the
@@ -57,7 +57,7 @@ Real = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Relabelled = Literal["certain", "uncertain"]
 CLEAN, RELABELLED, UNLABELLED = range(3)  # the role of a sample in an epoch of robust training
-_LEAST = 3  # samples with a large loss that are split further
+_LEAST = 3  # samples of each set; otherwise the memory is not split
 _BATCHES_AT_ONCE = 10  # batches that the learner takes at once
 
 
@@ -163,8 +163,8 @@ def assign_roles(logits: Tensor, labels: Tensor, relabelled: Relabelled) -> tupl
     p = lower_probability((losses - losses.min()) / span)
     role = np.full(len(p), CLEAN)
     large = np.flatnonzero(p < 0.5)
-    if len(large) >= _LEAST:
-        certain = lower_probability(uncertainty[large]) >= 0.5
+    certain = lower_probability(uncertainty[large]) >= 0.5
+    if len(large) < len(p) and min(certain.sum(), (~certain).sum()) >= _LEAST:
         role[large] = np.where(certain == (relabelled == "certain"), RELABELLED, UNLABELLED)
     return torch.from_numpy(role), torch.from_numpy(p).float()
 
