@@ -140,7 +140,7 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
     "learners": Names(head="learner", described={entry.name: entry.summary for entry in entries()}),
     "presets": Names(head="preset", described=PRESETS),
     # docs/pure-replay.md
-    "opinions": Opinions(file="opinions.jsonl"),
+    "opinions": Opinions(file="opinions/cifar10.jsonl"),
     # REPRODUCTION.md
     "verdicts": Verdicts(
         tables={
