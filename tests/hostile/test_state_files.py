@@ -356,6 +356,19 @@ def test_a_value_that_no_state_holds_is_not_read(state, monkeypatch):
     refused(state, r"state\.sqlite is damaged: (string or blob too big|row too big)")
 
 
+@pytest.mark.parametrize("change", [None, "UPDATE decisions SET selected = 1 - selected WHERE position = 3"])
+def test_an_upgrade_of_a_database_with_digests_compares_them_first(state, change):
+    with forged(state) as database:
+        database.execute("PRAGMA user_version = 3")
+    with sqlite3.connect(state / "state.sqlite") as database:
+        database.execute("UPDATE digests SET name = 'schema' WHERE name = 'commits'")
+        database.execute(change or "SELECT 1")
+    if change is None:
+        assert counts(state) == (50, 40) and learned(state) == 51
+    else:
+        refused(state, r"state\.sqlite is damaged: the table decisions does not match its digest")
+
+
 @pytest.mark.parametrize("version", ["0.1.0", "now"])
 def test_comments_in_declarations_do_not_matter(tmp_path, version):
     """Those of version 0.1.0 differ."""
