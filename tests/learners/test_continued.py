@@ -14,6 +14,7 @@ from purereplay.nets.lockstep import drive
 NAMES = ["puridiver", "cnll", "aer"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n_works", [1, 2, 5])
 def test_a_state_within_a_buffer_is_continued_to_the_same_bits(name, n_works):
@@ -30,6 +31,7 @@ def test_a_state_within_a_buffer_is_continued_to_the_same_bits(name, n_works):
     assert same(one, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_abandoned_jobs_are_done_again(name):
     one, other = learner(name), learner(name)

@@ -18,7 +18,8 @@ NAMES = [
     "spr+combined",
     *(f"{entry.name}+{loss}" for entry in registry.entries() if entry.takes_robust_loss for loss in LOSSES),
 ]
-CASES = [pytest.param(name, marks=[pytest.mark.long] * (name not in registry.names())) for name in NAMES]
+FAST = ("spr", "pure-replay", "crs", "gdumb")  # those that `make test-fast` runs
+CASES = [pytest.param(name, marks=[pytest.mark.long] * (name not in FAST)) for name in NAMES]
 SHAPE = (1, 8, 8)
 SMALL = {  # for a stream of a few hundred samples; a learner takes those of its settings
     "expert_epochs": "8",

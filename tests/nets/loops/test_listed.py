@@ -183,7 +183,7 @@ def test_shifts_take_part_in_training():
     ],
     ids=["adam", "sgd", "mir", "pencil", "aum", "er-ace", "der", "scr", "er-mkd", "puridiver", "cnll"],
 )
-@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+@pytest.mark.parametrize("kind", ["mlp", pytest.param("resnet", marks=pytest.mark.long)])
 def test_networks_of_other_ages_rates_and_lengths_train_together(recipe, kind):
     """Each ends as it does alone; who is done is not touched any more, its batch norms neither."""
     network = NETWORK if kind == "mlp" else Network(ResNet18(channels=1, size=4, stem="small", width=4), Head(4))
