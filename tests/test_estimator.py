@@ -63,6 +63,7 @@ def same(a: SelfPurifiedClassifier, b: SelfPurifiedClassifier) -> bool:
 # ------------------------------------------------------------------ scikit-learn
 
 
+@pytest.mark.long
 @parametrize_with_checks([SelfPurifiedClassifier(**SMALL)])  # none is expected to fail
 def test_scikit_learns_checks(estimator, check):
     check(estimator)

@@ -103,6 +103,7 @@ def test_no_true_label_is_reachable_from_a_learner(experiment):
 OTHERS = [f"{learner}+{technique}" for learner in WITH_ROBUST for technique in ("pencil", "sl", "jocor")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*registry.names(), *OTHERS])
 def test_no_learner_reaches_the_truth(tmp_path, name):
     experiment = marked_experiment(tmp_path / "run", name)

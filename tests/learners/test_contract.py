@@ -18,7 +18,8 @@ NAMES = [
     "spr+combined",
     *(f"{entry.name}+{loss}" for entry in registry.entries() if entry.takes_robust_loss for loss in LOSSES),
 ]
-CASES = [pytest.param(name, marks=[pytest.mark.long] * (name not in registry.names())) for name in NAMES]
+FAST = ("spr", "pure-replay", "crs", "gdumb")  # those that `make test-fast` runs
+CASES = [pytest.param(name, marks=[pytest.mark.long] * (name not in FAST)) for name in NAMES]
 SHAPE = (1, 8, 8)
 SMALL = {  # for a stream of a few hundred samples; a learner takes those of its settings
     "expert_epochs": "8",
@@ -30,12 +31,13 @@ SMALL = {  # for a stream of a few hundred samples; a learner takes those of its
     "candidates": "20",
     "cutmix": "0",
     "l2r_batch": "20",
+    "warm_up": "3",
     "pencil_stage1": "3",  # of some 40 epochs online
     "pencil_stage2": "8",
     "pencil_lr": "20",
     "jocor_epochs": "2",
 }
-EPOCHS = {"gdumb": "60", "multitask": "5"}
+EPOCHS = {"gdumb": "60", "multitask": "5", "puridiver": "40", "aer": "10", "cnll": "10"}
 
 
 def small_settings(name: str) -> dict[str, str]:

@@ -210,6 +210,7 @@ def test_a_reader_finds_what_a_killed_process_left_in_the_journal(tmp_path):
 
 
 def as_version_1(folder):
+    (folder / "state.mark").unlink()
     with sqlite3.connect(folder / "state.sqlite") as database:
         database.execute("DROP TABLE corrections")
         database.execute("DROP TABLE digests")
@@ -324,11 +325,13 @@ def test_partly_written_files_of_a_killed_process_are_removed(state):
     one = "0123456789abcdef"
     for name in (f"learner-{one}.safetensors", f"learner-{one}.safetensors.part", f"classifier-{one}.safetensors"):
         (state / name).write_bytes(b"half")
+    (state / f"state.mark.{one}.part").write_bytes(b"half")
     (state / "mine.txt").write_text("keep me")
     with tiny(state):
         pass
     left = {path.name.split("-")[0] for path in state.iterdir()}
-    assert left == {".lock", "state.sqlite", "learner", "mine.txt"} and len(list(state.glob("learner-*"))) == 1
+    assert left == {".lock", "state.sqlite", "state.mark", "learner", "mine.txt"}
+    assert len(list(state.glob("learner-*"))) == 1
 
 
 def test_tensors_are_restored_exactly(state):

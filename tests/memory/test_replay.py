@@ -183,6 +183,7 @@ def p_value_of_uniform(kind, size: int, n: int = 6, capacity: int = 3, n_streams
     return float(chisquare([held[s] for s in subsets]).pvalue)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 2, 6])
 @pytest.mark.parametrize("kind", [Reservoir, PartitionedReservoir])  # of one class, the second is the first
 def test_every_subset_of_the_stream_is_held_equally_often(kind, size):

@@ -58,6 +58,7 @@ def test_densities_are_scipys():
     assert np.allclose(joint, [0.3 * stats.beta.pdf(x, 0.7, 5.0), 0.7 * stats.beta.pdf(x, 30.0, 2.5)], rtol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scaling", ["trimmed", "minmax"])
 @pytest.mark.parametrize("n_iter", [1, 10])
 def test_equals_the_plain_loop(scaling: str, n_iter: int):

@@ -115,6 +115,7 @@ def test_many_at_once_are_scored_as_one_by_one(n_graphs: int, chosen: dict, max_
         assert_same_bits(verdict, score_samples(features, labels, seed, **common))
 
 
+@pytest.mark.long
 def test_many_at_once_agree_closely_with_two_threads():
     buffers = many_buffers(1)
     torch.set_num_threads(2)

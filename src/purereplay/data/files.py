@@ -3,6 +3,7 @@
 Used for all output: downloads, members of archives, decoded images, run directories and state folders.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -83,6 +84,21 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write a file beside its destination and rename it; an error leaves nothing behind. See `whole_file`."""
     with whole_file(path, private=private) as part:
         part.write_bytes(content)
+
+
+def open_regular(path: Path, *, write: bool = False, follow: bool = False) -> int:
+    """Open a file and return its descriptor; OSError if it is not a regular file, or a link unless `follow` is set.
+
+    O_NONBLOCK: opening a FIFO that nobody writes to returns at once.
+    """
+    kinds = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY", *(() if follow else ("O_NOFOLLOW",)))
+    if not follow and path.is_symlink():  # Windows has no O_NOFOLLOW
+        raise OSError(errno.ELOOP, "it is a link")
+    descriptor = os.open(path, sum((getattr(os, kind, 0) for kind in kinds), os.O_RDWR if write else os.O_RDONLY))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
 
 
 def parts_of(names: str) -> re.Pattern[str]:

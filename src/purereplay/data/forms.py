@@ -84,6 +84,11 @@ def n_rows(tensors: Tensors, name: str, most: int = MOST) -> int:
     return 0 if t is None or t.ndim == 0 else min(t.shape[0], most)
 
 
+def n_bytes(tensors: Tensors) -> int:
+    """Return the size of all tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
 def total(tensors: Tensors, name: str) -> int:
     """Return the sum of whole numbers; 0 if the tensor is missing, of another dtype, or beyond all counts."""
     t = tensors.get(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,10 @@ import numpy as np
 from safetensors.torch import load, save
 from torch import Tensor
 
+from purereplay.data.files import open_regular
+
 _UNSEALED = {"facts", "digest"}  # metadata of a file of version 0.1.0
+_MAX_HEADER = 100_000_000  # bytes; the limit of the format
 
 
 class Packed(NamedTuple):
@@ -35,13 +39,14 @@ def pack_tensors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[byt
     return save(whole, {"facts": text, "digest": digest, "seal": _seal(digest, text)}), digest
 
 
-def unpack_tensors(path: Path) -> Packed:
-    """Return the contents of a packed file; ValueError with the reason if it is missing, damaged or of another kind."""
+def unpack_tensors(path: Path, *, most: int | None = None, follow: bool = True) -> Packed:
+    """Return the contents of a packed file; ValueError with the reason if it is missing, damaged or of another kind.
+
+    A file of more than `most` bytes is refused before it is read, and so is one whose size is not that of its tensors.
+    Without `follow` a link is refused too.
+    """
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is not a regular file")
-        # read at once, not memory-mapped: a later change of the file must not change tensors that were checked
-        content = path.read_bytes()
+        content = _read(path, most, follow)
         tensors = load(content)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         digest = _digest(tensors)
@@ -61,6 +66,27 @@ def unpack_tensors(path: Path) -> Packed:
     return Packed(tensors, facts, digest)
 
 
+def _read(path: Path, most: int | None, follow: bool) -> bytes:
+    """Return all bytes of a packed file; the sizes in its header are compared with its own before the rest is read.
+
+    Read at once, not memory-mapped: a later change of the file must not change tensors that were checked.
+    """
+    with os.fdopen(open_regular(path, follow=follow), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise ValueError(f"it has {size:,} bytes, more than the {most:,} that it can need")
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if length > min(size - 8, _MAX_HEADER):
+            raise ValueError(f"its header has {length:,} bytes")
+        header = file.read(length)
+        ends = [t["data_offsets"][1] for name, t in json.loads(header).items() if name != "__metadata__"]
+        needed = 8 + length + max(ends, default=0)
+        if size != needed:
+            raise ValueError(f"it has {size:,} bytes, but its header describes {needed:,}")
+        return start + header + file.read(size - 8 - length)
+
+
 def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -75,4 +101,4 @@ def _seal(digest: str, facts: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).partition("\n")[0].rstrip(".")

@@ -1,7 +1,8 @@
 """Digests of the tables of a state: a flipped bit in any row, or a row too few or too many, is detected.
 
 The digest of a table is the number of its rows and the sum of their hashes, so that a new row costs one hash. Pixels
-are not included: every sample has a digest of its own, which is checked when the sample is read.
+are not included: every sample has a digest of its own, which is checked when the sample is read. The row "commits"
+counts the commits, and its digest is that of all other digests; `mark.py` compares it with a file beside the database.
 
 `PRAGMA integrity_check` compares a table with its indexes. Both checks read the whole table; together they take about
 10 s for a million scored samples. `learn` and `correct` check everything when they open a state, and `status` and
@@ -15,8 +16,10 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from purereplay.live.mark import Commit
+
 _BYTES = 16
-_SCHEMA = "schema"  # name of the digest of the tables' declarations
+_COMMITS = "commits"  # name of the row with the number of commits and the digest of all other digests
 COLUMNS = {
     "facts": "name, value",
     "classes": "code, label",
@@ -50,32 +53,57 @@ def record(database: sqlite3.Connection, name: str, tally: Tally) -> None:
 
 
 def record_all(database: sqlite3.Connection) -> None:
-    """Save the digests of all tables as they are now."""
-    for name in (_SCHEMA, *COLUMNS):
+    """Save the digests of all tables as they are now, as those of a state without commits."""
+    for name in COLUMNS:
         record(database, name, _found(database, name))
+    record(database, _COMMITS, Tally(0, _of_digests(database)))
+
+
+def record_commit(database: sqlite3.Connection) -> Commit:
+    """Count one more commit, once the digests of the changed tables are saved."""
+    before = recorded(database, _COMMITS) or Tally()
+    record(database, _COMMITS, Tally(before.n + 1, _of_digests(database)))
+    return newest_commit(database)
+
+
+def newest_commit(database: sqlite3.Connection) -> Commit:
+    """Return the newest commit as it is recorded."""
+    found, samples = recorded(database, _COMMITS), recorded(database, "samples")
+    if found is None or samples is None:
+        return Commit()
+    return Commit(found.n, f"{found.total:0{2 * _BYTES}x}", samples.n)
 
 
 def recorded(database: sqlite3.Connection, name: str) -> Tally | None:
     """Return the saved digest of a table; None if there is none."""
     row = database.execute("SELECT n, digest FROM digests WHERE name = ?", [name]).fetchone()
-    return Tally(row[0], int.from_bytes(row[1], "little")) if row and isinstance(row[1], bytes) else None
+    if row is None or not isinstance(row[0], int) or not isinstance(row[1], bytes):
+        return None
+    return Tally(row[0], int.from_bytes(row[1], "little"))
 
 
 def damage(database: sqlite3.Connection, tables: Iterable[str]) -> str | None:
     """Return what is wrong with the tables, as the end of a sentence; None if nothing is. Call within a transaction."""
-    for name in (_SCHEMA, *tables):
-        if name != _SCHEMA:
-            [found] = database.execute(f"PRAGMA integrity_check({name})").fetchone()
-            if found != "ok":
-                return str(found).splitlines()[-1]
+    for name in tables:
+        [found] = database.execute(f"PRAGMA integrity_check({name})").fetchone()
+        if found != "ok":
+            return str(found).splitlines()[-1]
         if recorded(database, name) != _found(database, name):
-            return f"the table {name} does not match its digest" if name in COLUMNS else "its tables are not a state's"
+            return f"the table {name} does not match its digest"
     return None
 
 
+def damaged_commit(database: sqlite3.Connection) -> str | None:
+    """Return what is wrong with the newest commit, as the end of a sentence; None if nothing is."""
+    found = recorded(database, _COMMITS)
+    is_right = found is not None and found.total == _of_digests(database)
+    return None if is_right else "its digests do not match its newest commit"
+
+
 def _found(database: sqlite3.Connection, name: str) -> Tally:
-    if name == _SCHEMA:
-        rows = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name")
-    else:
-        rows = database.execute(f"SELECT {COLUMNS[name]} FROM {name} NOT INDEXED")
-    return Tally().plus(rows)
+    return Tally().plus(database.execute(f"SELECT {COLUMNS[name]} FROM {name} NOT INDEXED"))
+
+
+def _of_digests(database: sqlite3.Connection) -> int:
+    rows = database.execute("SELECT name, n, digest FROM digests WHERE name <> ? ORDER BY name", [_COMMITS])
+    return Tally().plus(rows).total

@@ -2,7 +2,7 @@
 
 The label of DATA/label/name.png is the name of the first folder below DATA; deeper folders are searched too. The id is
 the path relative to DATA, and files are read in the order of their names. Links out of DATA and links to folders are
-refused.
+refused. The state may be inside DATA, but not in a folder with other files, which would not be read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from purereplay.errors import UserError
-from purereplay.live.items import Chunks, Item, Offer, Refusal, in_chunks
+from purereplay.live.items import Chunks, Item, Offer, Refusal, in_chunks, short
 from purereplay.live.lists import offer_from
+from purereplay.live.store import is_own
 
 
 class ImageFolder:
@@ -25,6 +26,11 @@ class ImageFolder:
             raise UserError(f"{root} is not a folder.")
         self.root = root
         self.skipped = skipped.resolve()  # the state folder, which may be inside
+        if root.resolve() in self.skipped.parents and (others := _others(self.skipped)):
+            raise UserError(
+                f"{skipped} cannot be the state of {root}: {short(others[0])} is in it and would be skipped; "
+                "use another --state."
+            )
         self._read: dict[str, tuple[int, int]] = {}  # path -> size and time of the file when it was read
 
     def listing(self) -> list[Offer]:
@@ -48,6 +54,8 @@ class ImageFolder:
             elif entry.is_dir(follow_symlinks=False):
                 if path.resolve() != self.skipped:
                     yield from self._walk(path, label or entry.name)
+                else:
+                    yield from (Refusal(f"{name}/{other}", "is in the state folder") for other in _others(path))
             else:
                 yield offer_from(name, {"path": name, "label": label}, self.root)
 
@@ -70,6 +78,15 @@ class ImageFolder:
             if not settled:
                 yield []
                 time.sleep(pause)
+
+
+def _others(state: Path) -> list[str]:
+    """Return the names of what is in a state folder, but does not belong to the state; hidden files are left out."""
+    try:
+        names = [path.name for path in state.iterdir()]
+    except OSError:  # missing, or opening the state fails with the reason
+        return []
+    return sorted(name for name in names if not name.startswith(".") and not is_own(name))
 
 
 def _mark(path: Path) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from purereplay.data.files import write_whole
-from purereplay.data.forms import check_forms, forms_like
-from purereplay.data.packing import Packed, pack_tensors, unpack_tensors
+from purereplay.data.forms import check_forms, forms_like, n_bytes
+from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Refused
@@ -59,7 +59,7 @@ def current_classifier(store: Store, current: Current, engine: Engine) -> Classi
     """Return the classifier of a learner; None if the purified buffer is empty."""
     kept = store.classifier_path(current)
     with suppress(ValueError):  # missing, damaged or of another learner: it is made again
-        return _kept_classifier(unpack_tensors(kept), store, current, engine)
+        return _kept_classifier(kept, store, current, engine)
     learner = load_learner(store, current, engine)
     if learner.purified.n == 0:
         return None
@@ -70,14 +70,19 @@ def current_classifier(store: Store, current: Current, engine: Engine) -> Classi
     return classifier
 
 
-def _kept_classifier(saved: Packed, store: Store, current: Current, engine: Engine) -> Classifier:
-    """Return a saved classifier; ValueError with the reason if it is not one of this learner."""
-    n_classes, settings = saved.facts.get("n_classes"), store.image_settings
-    if type(n_classes) is not int or not 1 <= n_classes <= len(store.labels()):
+def _kept_classifier(path: Path, store: Store, current: Current, engine: Engine) -> Classifier:
+    """Return a saved classifier; ValueError with the reason if there is none of this learner."""
+    if not path.exists():
+        raise ValueError("it is missing")
+    settings, n_labels = store.image_settings, len(store.labels())
+    learner = make_learner(settings, engine)
+    widest = max(n for t in learner.base.values() for n in (1, *t.shape))
+    saved = unpack_tensors(path, most=2**24 + 2 * n_bytes(learner.base) + 8 * n_labels * (widest + 1), follow=False)
+    n_classes = saved.facts.get("n_classes")
+    if type(n_classes) is not int or not 1 <= n_classes <= n_labels:
         raise ValueError(f"it has {n_classes!r} classes")
     if saved.facts.get("learner", current.digest) != current.digest:  # version 0.1.0 did not save it
         raise ValueError("it belongs to another learner")
-    learner = make_learner(settings, engine)
     network, state = learner.network.with_head(Head(n_classes), learner.base, 0)
     check_forms(saved.tensors, forms_like(state))
     return Classifier(network, {name: t.to(engine.device) for name, t in saved.tensors.items()}, settings.shape)

@@ -7,7 +7,8 @@ stays, since version 0.1.0 locks only that.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ class SameFile(NamedTuple):
     def of(cls, path: Path) -> SameFile:
         """Remember the file at `path`; UserError if there is none."""
         try:
-            found = path.stat()
+            found = path.lstat()
         except OSError:
             raise _gone(path) from None
         return cls(path, found.st_dev, found.st_ino)
@@ -43,6 +44,21 @@ class SameFile(NamedTuple):
         """Raise UserError if the path leads to another file now, or to none."""
         if SameFile.of(self.path) != self:
             raise _gone(self.path)
+
+
+def check_regular(paths: Iterable[Path]) -> None:
+    """Raise UserError if a file of a state is a link, a folder, a pipe or a device; a missing file is accepted.
+
+    SQLite follows links, and waits for the writer of a pipe.
+    """
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except OSError:  # missing, or opening it fails with the reason
+            continue
+        if not stat.S_ISREG(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+            raise UserError(f"{path} is {kind}, but the files of a state are regular files: restore the file.")
 
 
 def _gone(path: Path) -> UserError:

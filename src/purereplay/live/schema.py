@@ -5,14 +5,16 @@ The version is SQLite's `user_version`. A new database passes through the same s
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from purereplay.errors import UserError
 from purereplay.live import digests
+from purereplay.live.mark import Commit
 
 # script i upgrades version i to version i + 1
 SCRIPTS = (
@@ -57,9 +59,16 @@ SCRIPTS = (
     -- of every other table and of their declarations; see digests.py
     CREATE TABLE digests (name TEXT PRIMARY KEY, n INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
     """,
+    """
+    -- from here on the digests have a row that counts the commits, and declarations are compared with these scripts
+    DELETE FROM digests WHERE name = 'schema';
+    """,
 )
 VERSION = len(SCRIPTS)
 DIGESTS = 3  # version from which on the tables have digests
+COMMITS = 4  # version from which on the commits are counted
+_MAX_VALUE = 2**28  # bytes of a value; those of the largest image are fewer
+_COMMENT = re.compile(r"--[^\n]*")
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
@@ -88,6 +97,8 @@ def _open(path: Path, options: str, *, write: bool) -> sqlite3.Connection:
     with database_errors(path), _any_is_damage(path):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True, isolation_level=None, timeout=30)
         try:
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE)
+            database.execute("PRAGMA trusted_schema = OFF")
             if write:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
@@ -100,23 +111,51 @@ def _open(path: Path, options: str, *, write: bool) -> sqlite3.Connection:
 
 
 def version_of(database: sqlite3.Connection, path: Path) -> int:
-    """Return the version of the schema; UserError if it is newer than this program."""
-    with database_errors(path):
+    """Return the version of the schema; UserError if it is newer than this program, or if the tables are not its own.
+
+    To be called before anything else is read: a view or trigger in a file from somebody else would run its SQL.
+    """
+    with database_errors(path), _any_is_damage(path):
         [version] = database.execute("PRAGMA user_version").fetchone()
-        [n_tables] = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        found = _declarations(database)
     if version > VERSION:
         raise UserError(
             f"{path} was written by a newer purereplay (schema {version}, this one reads up to {VERSION}): upgrade it."
         )
-    if version == 0 and n_tables:
+    if version == 0 and found:
         raise UserError(f"{path} is not the database of a state.")
+    if version < 0 or found != _known_declarations(version):
+        raise UserError(f"{path} is damaged: its tables are not a state's.")
     return int(version)
+
+
+def _declarations(database: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Return the declarations of all tables, indexes, views and triggers, without comments."""
+    rows = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE type <> 'index' OR sql NOT NULL")
+    return {(*names, " ".join(_COMMENT.sub("", str(sql)).split())) for *names, sql in rows}
+
+
+def _known_declarations(version: int) -> set[tuple[str, ...]]:
+    with closing(sqlite3.connect(":memory:")) as database:
+        for script in SCRIPTS[:version]:
+            database.executescript(script)
+        return _declarations(database)
+
+
+def newest_commit(database: sqlite3.Connection, path: Path) -> Commit:
+    """Return the newest commit; that of an older version has the number 0."""
+    if version_of(database, path) < COMMITS:
+        return Commit()
+    with database_errors(path), _any_is_damage(path):
+        return digests.newest_commit(database)
 
 
 def migrate(database: sqlite3.Connection, path: Path) -> None:
     """Upgrade a database to this version, each script in a transaction of its own."""
     for version in range(version_of(database, path), VERSION):
         with transaction(database, path), _any_is_damage(path):
+            if version >= DIGESTS and (found := digests.damage(database, digests.COLUMNS)) is not None:
+                raise UserError(f"{path} is damaged: {found}.")
             for statement in _statements(SCRIPTS[version]):
                 database.execute(statement)
             if version + 1 >= DIGESTS:
@@ -134,10 +173,13 @@ def upgraded_copy(database: sqlite3.Connection, path: Path) -> sqlite3.Connectio
     return copy
 
 
-def check(database: sqlite3.Connection, path: Path, tables: Iterable[str] = tuple(digests.COLUMNS)) -> None:
-    """Raise UserError if tables do not match their indexes or digests; see digests.py for the cost."""
+def check(database: sqlite3.Connection, path: Path, tables: Iterable[str] | None = None) -> None:
+    """Raise UserError if tables, by default all, do not match their indexes or digests; digests.py has the cost."""
+    version_of(database, path)
     with database_errors(path), _any_is_damage(path):
-        found = digests.damage(database, tables)
+        found = digests.damage(database, digests.COLUMNS if tables is None else tables)
+        if found is None and tables is None:
+            found = digests.damaged_commit(database)
     if found is not None:
         raise UserError(f"{path} is damaged: {found}.")
 
@@ -176,7 +218,8 @@ def database_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = _code(error)
-        if code in (None, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):  # None: a value that is not valid UTF-8
+        # None: a value that is not valid UTF-8; SQLITE_TOOBIG: one that no state holds
+        if code in (None, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG):
             raise UserError(f"{path} is damaged: {error}.") from error
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
             raise UserError(f"{path} cannot be written: {error}.") from error

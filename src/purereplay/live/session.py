@@ -6,6 +6,7 @@ the pieces in which the samples arrived nor on where a process was killed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from purereplay.data.forms import Limits, n_rows
+from purereplay.data.forms import Limits, n_bytes, n_rows
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec, FilterReport
 from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.learner import SPR
 from purereplay.live.images import Shape, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
-from purereplay.live.settings import NewSettings, StateSettings, Wanted, with_shape
+from purereplay.live.settings import NewSettings, StateSettings, Wanted, buffer_sizes, with_shape
 from purereplay.live.store import Current, Store
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine, flush_denormals
@@ -43,13 +44,20 @@ def make_learner(settings: StateSettings, engine: Engine) -> SPR:
 def load_learner(store: Store, current: Current, engine: Engine) -> SPR:
     """Return the learner of a state."""
     learner = make_learner(store.image_settings, engine)
-    tensors = store.tensors(current)
+    tensors = store.tensors(current, _most_bytes(learner, store, current))
     n_classes = min(max(1, n_rows(tensors, "purified.seen")), len(store.labels()))
     try:
         learner.restore(tensors, Limits(n_classes, current.taken))
     except ValueError as error:
         raise UserError(f"{current.path} does not fit its state: {error}; restore the folder from a copy.") from None
     return learner
+
+
+def _most_bytes(learner: SPR, store: Store, current: Current) -> int:
+    """Return a limit of the size of a learner file, several times what the buffers and the networks take."""
+    n_held = min(current.taken, sum(buffer_sizes(store.settings)))
+    sample = math.prod(store.image_settings.shape) + 1024  # image, label, position, clean probability and others
+    return 2**26 + 8 * n_bytes(learner.state()) + 4 * n_held * sample + 64 * len(store.labels())
 
 
 @dataclass

@@ -22,6 +22,7 @@ from purereplay.live.images import Shape
 
 FORMAT = 2  # of the saved text; version 0.1.0 wrote format 1, without this key
 MAX_SIZE = 1024  # pixels
+MAX_LR = 1.0
 _GREY, _COLOUR = (1, 1, 1), (3, 1, 1)  # image shapes that stand in for an unknown one
 
 
@@ -75,11 +76,23 @@ def new_settings(wanted: Wanted) -> NewSettings:
         raise UserError("The setting self_replay=task-end needs task ends, and a state has no tasks: use every-buffer.")
     if options.features == "file":
         raise UserError("The setting features=file is for `purereplay run`: use patches, projection or combined.")
+    _check_rates(options)
     if new.size is not None and not 1 <= new.size <= MAX_SIZE:
         raise UserError(f"The size must be between 1 and {MAX_SIZE} pixels, not {new.size}.")
     if new.channels not in (None, 1, 3):
         raise UserError(f"The channels must be 1 (grey) or 3 (colour), not {new.channels}.")
     return new
+
+
+def _check_rates(options: SprSettings) -> None:
+    """Raise UserError for a learning rate with which training can diverge: the settings of a state cannot be changed.
+
+    A step of Adam changes a weight by about the learning rate, so that no network learns with more than `MAX_LR`.
+    """
+    for f in fields(options):
+        value = getattr(options, f.name)
+        if (f.name == "lr" or f.name.endswith("_lr")) and value > MAX_LR:
+            raise UserError(f"The setting {f.name} must be at most {MAX_LR:g} in a state, not {value:g}.")
 
 
 def with_shape(new: NewSettings, shape: Shape) -> StateSettings:

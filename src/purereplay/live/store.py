@@ -1,6 +1,7 @@
 """The state folder: every sample, decision and correction in SQLite; networks and buffers in files beside it.
 
     state.sqlite                all records, and the name of the learner file in use
+    state.mark                  the newest commit that was acknowledged; see mark.py
     learner-DIGEST.safetensors  base network, optimizer, purified buffer and a delayed buffer in progress
     classifier-DIGEST.…         the classifier finetuned from that learner, once it was needed
     .lock                       held by the process that writes
@@ -32,8 +33,9 @@ from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport
 from purereplay.live import digests, schema
 from purereplay.live.images import Pixels
-from purereplay.live.items import Refused
-from purereplay.live.same_file import SameFile, only_writer
+from purereplay.live.items import Refused, short
+from purereplay.live.mark import MARK, Commit, Mark, check_mark, read_mark
+from purereplay.live.same_file import SameFile, check_regular, only_writer
 from purereplay.live.settings import (
     NewSettings,
     StateSettings,
@@ -45,8 +47,10 @@ from purereplay.live.settings import (
 )
 
 DATABASE = "state.sqlite"
-_WRITTEN = parts_of(r"(?:learner|classifier)-[0-9a-f]{16}\.safetensors")  # by `write_learner` and `predict`
-_OWN = re.compile(rf"{_WRITTEN.pattern}|{re.escape(DATABASE)}(?:-wal|-shm|-journal)?|\.lock", re.ASCII)
+_JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
+_OWN = re.compile(rf"{_WRITTEN.pattern}|{re.escape(DATABASE)}(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -76,6 +80,8 @@ class Store:
         self.path = folder / DATABASE
         self.database = database
         self._opened = opened  # the files of a writer
+        self._mark: Mark | None = None  # of a writer
+        self._newest = Commit()  # of a writer
         self._tallies: dict[str, digests.Tally] = {}  # of tables that the current transaction changed
 
     # ---------------------------------------------------------------- opening
@@ -85,47 +91,48 @@ class Store:
     def writing(cls, folder: Path, wanted: Wanted | None) -> Iterator[Store]:
         """Open a state as its only writer; a missing state is created with `wanted`, None: it must exist."""
         new = new_settings(wanted) if wanted is not None else None
-        if wanted is None:
-            _check_exists(folder)
+        if wanted is None and not (folder / DATABASE).exists():
+            raise _no_state(folder)
         with disk_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / DATABASE
-        with only_writer(folder) as lock:
-            if not path.exists() and any(_WRITTEN.fullmatch(found.name) for found in folder.glob("learner-*")):
-                raise UserError(f"{path} is missing, but {folder} holds a learner: restore the file.")
+        with only_writer(folder) as lock, ExitStack() as stack:
+            _check_whole(folder)
             with disk_errors(path):
                 opened = [SameFile.create(path)]
-            with closing(schema.connect(path, write=True)) as database:
-                opened.append(lock)
-                journal = path.with_name(path.name + "-wal")
-                if journal.exists():  # a file system without shared memory has none
-                    opened.append(SameFile.of(journal))
-                schema.version_of(database, path)
-                schema.check_structure(database, path)
-                schema.migrate(database, path)
-                store = cls(folder, database, opened)
-                with store.snapshot():
-                    store.check()
-                    settings = _read_settings(database, path)
-                if settings is None:
-                    if new is None:
-                        raise _no_state(folder)
-                    with store.transaction():
-                        store.write_settings(new)
-                else:
-                    store.settings = settings
-                    if wanted is not None:
-                        check_same(settings, wanted, folder)
-                yield store
+            database = stack.enter_context(closing(schema.connect(path, write=True)))
+            opened.append(lock)
+            journal = path.with_name(path.name + "-wal")
+            if journal.exists():  # a file system without shared memory has none
+                opened.append(SameFile.of(journal))
+            schema.version_of(database, path)
+            schema.check_structure(database, path)
+            schema.migrate(database, path)
+            store = cls(folder, database, opened)
+            with store.snapshot():
+                store.check()
+                settings = _read_settings(database, path)
+                store._newest = schema.newest_commit(database, path)
+            if settings is None and new is None:
+                raise _no_state(folder)
+            store._mark = stack.enter_context(Mark.writing(folder / MARK, store._newest))
+            opened.append(SameFile.of(folder / MARK))
+            if settings is not None:
+                store.settings = settings
+                if wanted is not None:
+                    check_same(settings, wanted, folder)
+            elif new is not None:
+                with store.transaction():
+                    store.write_settings(new)
+            yield store
 
     @classmethod
     @contextmanager
     def reading(cls, folder: Path) -> Iterator[Store]:
         """Open a state for reading; any number of processes may, also while another one writes."""
-        _check_exists(folder)
         path = folder / DATABASE
         with ExitStack() as stack:
-            database = stack.enter_context(closing(schema.connect(path, write=False)))
+            database = stack.enter_context(_checked(folder))
             if schema.version_of(database, path) < schema.VERSION:
                 if _is_writable(folder) and _is_writable(path):
                     with cls.writing(folder, None):
@@ -150,12 +157,16 @@ class Store:
             yield
             for name, tally in self._tallies.items():
                 digests.record(self.database, name, tally)
+            newest = digests.record_commit(self.database) if self._tallies else self._newest
+        self._newest = newest
         for file in self._opened:
             file.check()  # what was committed to a deleted file is lost
+        if self._mark is not None:
+            self._mark.write(newest)
 
     def check(self, *tables: str) -> None:
         """Raise UserError if tables, by default all, are damaged; call within `snapshot`."""
-        schema.check(self.database, self.path, tables or tuple(digests.COLUMNS))
+        schema.check(self.database, self.path, tables or None)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Read one consistent moment of the state within the block."""
@@ -276,12 +287,19 @@ class Store:
     def current(self) -> Current | None:
         """Return the learner file in use; None: no buffer was filled yet."""
         found = self.one("SELECT file, digest, taken FROM learner")
-        return Current(self.folder / found[0], found[1], found[2]) if found else None
+        if found is None:
+            return None
+        name, digest, taken = found  # of any type, if the file comes from somebody else
+        if not _DIGEST.fullmatch(str(digest)) or name != _learner_name(digest):
+            raise UserError(f"{self.path} is damaged: its learner file is {short(str(name))!r}, which no state writes.")
+        if not isinstance(taken, int) or not 0 <= taken <= self.n_samples:
+            raise UserError(f"{self.path} is damaged: its learner has {short(str(taken))} samples.")
+        return Current(self.folder / name, digest, taken)
 
-    def tensors(self, current: Current) -> dict[str, Tensor]:
-        """Return the tensors of the learner; UserError if the file is damaged."""
+    def tensors(self, current: Current, most: int | None = None) -> dict[str, Tensor]:
+        """Return the tensors of the learner; UserError if the file is damaged, or has more than `most` bytes."""
         try:
-            saved = unpack_tensors(current.path)
+            saved = unpack_tensors(current.path, most=most, follow=False)
         except ValueError as error:
             raise UserError(f"{current.path} {error}.") from None
         if saved.digest != current.digest or saved.facts.get("taken") != current.taken:
@@ -293,7 +311,7 @@ class Store:
     ) -> Current:
         """Save a learner and its decisions within a transaction; call `tidy` after the commit."""
         content, digest = pack_tensors(tensors, {"taken": taken})
-        path = self.folder / f"learner-{digest[:16]}.safetensors"
+        path = self.folder / _learner_name(digest)
         write_whole(path, content, private=True)
         self.replace("learner", [(0, path.name, digest, taken)])
         self.replace("purified", [(position,) for position in purified_index.tolist()])
@@ -307,9 +325,9 @@ class Store:
 
     def tidy(self, current: Current) -> None:
         """Remove the files of earlier learners, and partly written files of a killed process."""
-        keep = {current.path, self.classifier_path(current)}
+        keep = {current.path, self.classifier_path(current), self.folder / MARK}
         with disk_errors(self.folder):
-            for path in [*self.folder.glob("learner-*"), *self.folder.glob("classifier-*")]:
+            for path in self.folder.iterdir():
                 if path not in keep and _WRITTEN.fullmatch(path.name) and path.is_file():
                     path.unlink(missing_ok=True)
 
@@ -323,9 +341,41 @@ class Store:
             raise UserError(f"{out} belongs to the state {self.folder}: choose another file.")
 
 
-def _check_exists(folder: Path) -> None:
-    if not (folder / DATABASE).exists():
+def is_own(name: str) -> bool:
+    """Return whether a file of this name in a state folder belongs to the state."""
+    return _OWN.fullmatch(name) is not None
+
+
+@contextmanager
+def _checked(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database of a state for reading; UserError if it is none, or behind its mark. Nothing is changed."""
+    path = folder / DATABASE
+    check_regular([folder / MARK, path, *(path.with_name(path.name + suffix) for suffix in _JOURNALS)])
+    if not path.exists():
         raise _no_state(folder)
+    marked = read_mark(folder / MARK)  # before the database, to which another process may add commits meanwhile
+    if path.stat().st_size == 0:  # SQLite would remove its journal
+        check_mark(path, marked, Commit())
+    with closing(schema.connect(path, write=False)) as database:
+        check_mark(path, marked, schema.newest_commit(database, path))
+        yield database
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise UserError if a folder holds parts of a state, but not all of it; a folder without a state is accepted."""
+    path = folder / DATABASE
+    check_regular([path, folder / MARK])
+    learners = [found.name for found in folder.glob("learner-*") if _WRITTEN.fullmatch(found.name)]
+    if not path.exists():
+        marked = read_mark(folder / MARK)
+        if learners or (marked is not None and marked.number):
+            others = "a learner" if learners else MARK
+            raise UserError(f"{path} is missing, but {folder} holds {others}: restore the file.")
+        return
+    with _checked(folder) as database:
+        is_new = schema.version_of(database, path) == 0 or _read_settings(database, path) is None
+    if is_new and learners:
+        raise UserError(f"{path} is damaged: it has no settings, but {folder} holds a learner; restore the file.")
 
 
 def _is_writable(path: Path) -> bool:
@@ -344,6 +394,10 @@ def _read_settings(database: sqlite3.Connection, path: Path) -> NewSettings | St
     except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).rstrip(".")
         raise UserError(f"{path} is damaged or of another version: its settings cannot be read ({reason}).") from None
+
+
+def _learner_name(digest: str) -> str:
+    return f"learner-{digest[:16]}.safetensors"
 
 
 def _digest(identity: str, label: str, pixels: Pixels) -> bytes:
