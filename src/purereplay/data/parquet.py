@@ -1,6 +1,7 @@
 """Parquet files through pyarrow, which is optional: reads tables of features, writes tables of scores."""
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,20 +76,22 @@ def read_parquet(
 
 def _check_size(path: Path, metadata: Any, columns: Columns) -> int:
     """Raise UserError if a table is too large, by its metadata; return how many rows to convert at a time."""
+    n: int = metadata.num_rows
     n_features = n_text = 0
     few = False
+    chosen = set(columns.features)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             name = column.path_in_schema
-            if name in columns.features or name.partition(".")[0] in columns.features[:1]:  # one column of lists
+            if name in chosen or name.partition(".")[0] == columns.features[0]:  # it may be a column of lists
                 n_features += column.num_values
             elif name in (columns.labels, columns.ids):
                 n_text += column.total_uncompressed_size
-                few |= _is_delta(column)
-    check_samples(path, metadata.num_rows, 4 * n_features + n_text)
+                few |= "DELTA_BYTE_ARRAY" in column.encodings
+    check_samples(path, n, 4 * n_features + n_text)
     if few:  # a long beginning may be stored once for many rows
         return _FEW
-    return max(1, min(_ROWS, _ENTRIES * metadata.num_rows // max(1, n_features, n_text)))
+    return max(1, min(_ROWS, _ENTRIES * n // max(1, n_features, n_text)))
 
 
 def _check_texts(arrow: Any, path: Path, file: Any, names: list[str]) -> None:
@@ -98,9 +101,9 @@ def _check_texts(arrow: Any, path: Path, file: Any, names: list[str]) -> None:
         return
     with arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False, read_dictionary=texts) as short:
         for group in range(file.metadata.num_row_groups):
-            batch = next(short.iter_batches(1, row_groups=[group], columns=texts), None)
-            for name in texts if batch is not None else ():
-                _check_lengths(arrow, path, name, batch.column(name).dictionary)
+            for batch in islice(short.iter_batches(1, row_groups=[group], columns=texts), 1):
+                for name in texts:
+                    _check_lengths(arrow, path, name, batch.column(name).dictionary)
 
 
 def _check_lengths(arrow: Any, path: Path, name: str, column: Any) -> None:
@@ -125,12 +128,9 @@ def _has_dictionary(types: Any, file: Any, name: str) -> bool:
     groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
     columns = [column for group in groups for column in map(group.column, range(group.num_columns))]
     own = [column for column in columns if column.path_in_schema == name]
-    return any(column.has_dictionary_page for column in own) and not any(map(_is_delta, own))
-
-
-def _is_delta(column: Any) -> bool:
-    """Return whether the text of a column may be stored as its difference from the row before."""
-    return any("DELTA" in encoding for encoding in column.encodings)
+    return any(column.has_dictionary_page for column in own) and not any(
+        "DELTA" in str(column.encodings) for column in own
+    )
 
 
 def write_parquet(path: Path, columns: Mapping[str, Any], *, to: Path) -> None:

@@ -99,9 +99,9 @@ def wide_similarity(features: Tensor, rows: Tensor) -> Tensor:
     largest = torch.full((*rows.shape, 1), tiny, dtype=torch.float64, device=features.device)
     for piece in pieces():
         largest = largest.maximum(piece.abs_().amax(-1, keepdim=True))
-    squares = sum(
-        (piece.div_(largest).square_().sum(-1, keepdim=True) for piece in pieces()), torch.zeros_like(largest)
-    )
+    squares = torch.zeros_like(largest)
+    for piece in pieces():
+        squares += piece.div_(largest).square_().sum(-1, keepdim=True)
     norm = squares.sqrt_().clamp_(min=tiny)
     cosine = torch.zeros((*rows.shape, rows.shape[-1]), dtype=torch.float64, device=features.device)
     for piece in pieces():

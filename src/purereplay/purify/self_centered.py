@@ -174,7 +174,7 @@ def _checked_features(
     if values.numel() <= WIDE:
         values = values.to(torch.float64)
     step = max(1, WIDE // values.shape[1])
-    finite = torch.cat([piece.isfinite().all(1) for piece in values.split(step)])
+    finite = torch.cat([values[i : i + step].isfinite().all(1) for i in range(0, len(values), step)])
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])
         buffer = bisect(starts, row) - 1
