@@ -5,6 +5,10 @@ class UserError(Exception):
     """An input or option cannot be used; the message is one sentence that names the culprit."""
 
 
+class WriteError(UserError):
+    """A file cannot be written, as on a full or read-only disk."""
+
+
 class InputError(UserError, ValueError):
     """Data given in Python cannot be used; also a ValueError, as in scikit-learn."""
 

@@ -69,10 +69,10 @@ def test_none_where_there_is_none(tmp_path):
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_good_one(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, TENSORS, {"n": 0})
 
-    def full(self, content):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
         write_checkpoint(tmp_path, TENSORS, {"n": 1})
     assert read_checkpoint(tmp_path)[1] == {"n": 0}

@@ -50,9 +50,9 @@ def sweep_runs(out: Path, settings: dict[str, str] | None = None, **lists) -> di
 
 
 def measured(path: Path) -> dict:
-    """result.json without what may differ: the times."""
+    """result.json without what may differ: the times, and the digest that covers them."""
     result = json.loads((path / "result.json").read_text())
-    return {key: value for key, value in result.items() if key != "seconds"}
+    return {key: value for key, value in result.items() if key not in ("seconds", "digest")}
 
 
 class Stop(Exception):

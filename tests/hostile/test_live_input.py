@@ -200,7 +200,7 @@ def test_a_first_image_that_can_never_be_learned_is_refused_with_the_remedy(tmp_
 
 
 def test_images_that_the_memory_cannot_hold_are_refused_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "_memory", lambda: 2**20)
+    monkeypatch.setattr(settings, "machine_memory", lambda: 2**20)
     with tiny(tmp_path / "state") as session:
         with pytest.raises(UserError, match=r"needs at least .* GiB, and this machine has .* Use --size"):
             session.take([Item("big", "a", png(np.zeros((500, 500), np.uint8)))])

@@ -24,7 +24,7 @@ from purereplay.cli import main
 from purereplay.errors import UserError
 from purereplay.live.audit import audit
 from purereplay.live.corrections import correct
-from purereplay.live.predict import predict, ready_classifier
+from purereplay.live.predict import ImageFile, predict, ready_classifier
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
@@ -79,7 +79,7 @@ def read_all(folder: Path) -> list[object]:
         found = status(store)
         audit(store, ENGINE, folder.parent / "audit.csv")
         classifier, labels = ready_classifier(store, ENGINE)
-        [answer] = predict(store, classifier, [image])
+        [answer] = predict(store, classifier, [ImageFile(image)])
     assert answer.probabilities is not None
     size = found.pop("bytes")
     assert size > 0

@@ -14,7 +14,7 @@ from purereplay.errors import UserError
 from purereplay.live import predict as predicting
 from purereplay.live.audit import COLUMNS, audit
 from purereplay.live.corrections import correct
-from purereplay.live.predict import Prediction, image_files, predict, ready_classifier, with_current
+from purereplay.live.predict import ImageFile, Prediction, image_files, predict, ready_classifier, with_current
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
@@ -213,7 +213,7 @@ def test_predictions(state, tmp_path):
     paths[1].write_bytes(png(picture(0, size=9)))
     with Store.reading(state) as store:
         classifier, _ = ready_classifier(store, ENGINE)
-        answers = list(predict(store, classifier, paths))
+        answers = list(predict(store, classifier, [ImageFile(path) for path in paths]))
     assert [answer.path for answer in answers] == paths
     assert answers[1] == Prediction(
         paths[1], None, "is a grey image of 9×9, but the images here are a grey image of 6×6"
@@ -229,8 +229,8 @@ def test_folders_of_images_are_searched(tmp_path):
         (tmp_path / "images" / name).write_bytes(b"")
     single, folder = tmp_path / "images" / "single.png", tmp_path / "images"
     names = ["single.png", "a/1.png", "b/2.png", "single.png"]
-    assert image_files([single, folder]) == [folder / name for name in names]
-    assert image_files([tmp_path / "nowhere.png"]) == [tmp_path / "nowhere.png"]  # refused when it is read
+    assert [found.path for found in image_files([single, folder])] == [folder / name for name in names]
+    assert image_files([tmp_path / "nowhere.png"]) == [ImageFile(tmp_path / "nowhere.png")]  # refused when it is read
 
 
 def test_readers_continue_while_another_process_replaces_the_learner(state, tmp_path):

@@ -70,7 +70,7 @@ def resume(
 
     directory, settings = RunDirectory.open(run)
     if (result := directory.result()) is not None:
-        show_result(run, result)
+        show_result(run, result, earlier=True)
         return
     _run(on_device(settings, device or settings.device), run, resume=True)
 
@@ -130,6 +130,7 @@ def demo(
 
         purereplay demo
     """
+    from purereplay.data.own_folder import refuse_links
     from purereplay.evaluate.compare import collect
     from purereplay.evaluate.running import clear_demo
     from purereplay.evaluate.settings import resolve
@@ -137,10 +138,11 @@ def demo(
 
     learners = {out: "pure-replay", out / "spr": "spr", out / "crs": "crs"}
     clear_demo(list(learners))
+    refuse_links([out / "compared.png"])
     for path, learner in learners.items():
         settings = resolve(dataset="digits", learner=learner, preset_name="demo", seed=seed, device="cpu")
         _run(settings, path, resume=False)
-    show_comparison(collect(list(learners), "accuracy"), "accuracy", out / "compared.png")
+    show_comparison(collect(list(learners), "accuracy"), "accuracy", out / "compared.png", follow=False)
 
 
 @app.command()
@@ -157,9 +159,7 @@ def plot(
     from purereplay.data.text import printable
     from purereplay.report.pictures import draw_run
 
-    path = out or run / "run.png"
-    draw_run(run, path)
-    typer.echo(f"drawn in {printable(str(path))}")
+    typer.echo(f"drawn in {printable(str(draw_run(run, out)))}")
 
 
 @app.command()

@@ -5,32 +5,35 @@
 - `.parquet`: the same columns, or the features as one column of lists; needs pyarrow.
 
 Other names can be chosen. A label is the same in every kind of file: text without surrounding blanks, and whole numbers
-(7, "7", 7.0) are integers.
+(the numbers 7 and 7.0, the text "7") are integers. Other text stays as it is: "7.0" and the decimal 7.00 are not 7.
 """
 
-import csv
+import math
 import re
+import stat
 import sys
 import zipfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from io import TextIOWrapper
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from purereplay.data.csv_files import BadRow, CsvRows, open_csv
 from purereplay.data.labels import is_missing, plain_value
-from purereplay.data.parquet import Columns, read_parquet
+from purereplay.data.memory import check_contents, check_samples
+from purereplay.data.parquet import MAX_NAME, Columns, read_parquet
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _LINES = 4096  # lines of a CSV file parsed at a time
+_MAGIC = b"\x93NUMPY"
+_CELLS = 2**20  # cells of these lines
 
 
 class FeatureTable(NamedTuple):
@@ -58,6 +61,9 @@ def read_features(
     if kind not in SUFFIXES:
         raise UserError(f"{path} cannot be read: its suffix must be one of {', '.join(SUFFIXES)}.")
     with _reading(path):
+        found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a folder cannot be opened
+            raise UserError(f"{path} is not a regular file: save the features as a file first.")
         with path.open("rb") as file:
             if not file.read(1):
                 raise UserError(f"{path} is empty.")
@@ -132,9 +138,9 @@ def _load_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str | No
                 if name is not None and name not in arrays:
                     raise UserError(f"{path} has no array {name!r}; its arrays are: {known}.")
                 what = f"The array {name!r} in {path}"
+                if name is not None:
+                    _check_member(what, arrays, name, is_matrix=not found)
                 array = None if name is None else arrays[name]
-                if isinstance(array, bytes):  # numpy returns what does not begin as an array does
-                    raise UserError(f"{what} is truncated or damaged: it has no header.")
                 if array is not None:
                     _check_dtype(what, array)
                 found.append(array)
@@ -148,6 +154,26 @@ def _load_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str | No
             raise UserError(f"{what} holds Python objects, which are not unpickled: save numbers or text.") from None
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(f"{what} is truncated or damaged: {reason}.") from error
+
+
+def _check_member(what: str, arrays: Any, name: str, *, is_matrix: bool) -> None:
+    """Raise UserError if an array of an npz file is too large, by its header; nothing is decoded yet."""
+    archive: zipfile.ZipFile = arrays.zip
+    member = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
+    with archive.open(member) as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise UserError(f"{what} is truncated or damaged: it has no header.")  # numpy would return all its bytes
+        file.seek(0)
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+    if dtype.kind in "SU" and dtype.itemsize > MAX_NAME * (4 if dtype.kind == "U" else 1):
+        n = dtype.itemsize // (4 if dtype.kind == "U" else 1)
+        raise UserError(f"{what} holds text of up to {n:,} characters, more than {MAX_NAME:,}.")
+    n_bytes = math.prod(shape) * dtype.itemsize
+    check_contents(what, n_bytes)
+    if is_matrix and shape:
+        check_samples(what, shape[0], n_bytes)
 
 
 def _check_dtype(what: str, array: NDArray[Any]) -> None:
@@ -164,54 +190,83 @@ def _read_csv(
     path: Path, choose: Callable[[list[str]], Columns], progress: Progress | None
 ) -> tuple[NDArray[np.float32], list[str], list[str] | None, NDArray[np.int64]]:
     """Return features, labels, ids, and the line on which each sample ends."""
-    size = path.stat().st_size
     features: list[NDArray[np.float32]] = []
     labels: list[str] = []
     ids: list[str] = []
     lines: list[int] = []
-    with path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
-        table = csv.reader(file, strict=True)
-        try:
-            header = [name.strip() for name in next(table, [])]
-            columns = choose(header)
-            place = {name: i for i, name in enumerate(header)}
-            places = [place[name] for name in columns.features]
-            adjacent = places == list(range(places[0], places[-1] + 1))
-            whole = slice(places[0], places[-1] + 1) if adjacent else None  # twice as fast
-            label, name = place[columns.labels], place[columns.ids] if columns.ids else None
-            while rows := [(table.line_num, row) for row in islice(table, _LINES)]:
-                rows = [(line, row) for line, row in rows if row]  # skips blank lines
-                for line, row in rows:
-                    if len(row) != len(header):
-                        raise UserError(f"Line {line} of {path} has {len(row)} cells, but the header {len(header)}.")
-                cells = [row[whole] if whole else [row[i] for i in places] for _, row in rows]
-                features.append(_numbers(path, cells, [line for line, _ in rows], columns.features))
-                labels += [row[label] for _, row in rows]
-                ids += [row[name] for _, row in rows] if name is not None else []
-                lines += [line for line, _ in rows]
-                if progress:
-                    progress(path.name, raw.tell(), size)
-        except csv.Error as error:
-            raise UserError(f"Line {table.line_num} of {path} cannot be read: {error}.") from error
+    with open_csv(path) as table:
+        rows = iter(table)
+        header = [name.strip() for name in _good_row(path, next(rows, []))]
+        columns = choose(header)
+        place = {name: i for i, name in enumerate(header)}
+        places = [place[name] for name in columns.features]
+        adjacent = places == list(range(places[0], places[-1] + 1))
+        whole = slice(places[0], places[-1] + 1) if adjacent else None  # twice as fast
+        label, name = place[columns.labels], place[columns.ids] if columns.ids else None
+        for batch, own_lines in _batches(path, table, rows, len(header)):
+            cells = [row[whole] for row in batch] if whole else [[row[i] for i in places] for row in batch]
+            features.append(_numbers(path, cells, own_lines, columns.features))
+            labels += [row[label] for row in batch]
+            ids += [row[name] for row in batch] if name is not None else []
+            lines += own_lines
+            if progress:
+                progress(path.name, table.done, table.size)
     found = np.concatenate(features) if features else np.empty((0, len(places)), np.float32)
     return found, labels, ids if name is not None else None, np.array(lines)
+
+
+def _batches(
+    path: Path, table: CsvRows, rows: Iterator[list[str] | BadRow], width: int
+) -> Iterator[tuple[list[list[str]], list[int]]]:
+    """Yield rows of `width` cells, some at a time, with the line on which each ends; blank lines are skipped."""
+    most = max(1, min(_LINES, _CELLS // width))
+    batch: list[list[str]] = []
+    lines: list[int] = []
+    for found in rows:
+        row = _good_row(path, found)
+        if len(row) != width:
+            if not row:
+                continue
+            raise UserError(f"Line {table.line} of {path} has {len(row)} cells, but the header {width}.")
+        batch.append(row)
+        lines.append(table.line)
+        if len(batch) == most:
+            yield batch, lines
+            batch, lines = [], []
+    if batch:
+        yield batch, lines
+
+
+def _good_row(path: Path, row: list[str] | BadRow) -> list[str]:
+    if isinstance(row, BadRow):
+        raise UserError(f"Line {row.first} of {path} cannot be read: {row.reason}.")
+    return row
 
 
 def _numbers(path: Path, cells: list[list[str]], lines: list[int], names: Sequence[str]) -> NDArray[np.float32]:
     """Return cells (n, d) as numbers; UserError names line and column of the first cell that is not a number."""
     try:
+        text = "".join(map("".join, cells))
+        if "_" in text or not text.isascii():  # Python reads 1_000 and digits of other scripts as numbers
+            raise ValueError
         values = np.array(cells, dtype=np.float64).reshape(len(cells), len(names))
     except ValueError:
         for line, row in zip(lines, cells, strict=True):
             for name, cell in zip(names, row, strict=True):
-                try:
-                    float(cell)
-                except ValueError:
+                if not _is_number(cell):
                     where = f"Line {line} of {path}, column {name!r}"
                     raise UserError(f"{where}: {cell[:80]!r} is not a number.") from None
         raise
     with np.errstate(over="ignore"):  # infinity is reported later
         return values.astype(np.float32)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return cell.isascii() and "_" not in cell
 
 
 def _columns(path: Path, names: list[str], features: str, labels: str | None, ids: str | None) -> Columns:
@@ -222,6 +277,9 @@ def _columns(path: Path, names: list[str], features: str, labels: str | None, id
             raise UserError(f"{path} has two columns named {own!r}.")
         known_names.add(own)
     known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    for (one, many), chosen_name, option in ((("label", "labels"), labels, "--labels"), (("id", "ids"), ids, "--ids")):
+        if chosen_name is None and one in known_names and many in known_names:
+            raise UserError(f"{path} has columns {one!r} and {many!r}: choose one of them with {option}.")
     own_label, own_id = labels or _first_of(names, ("label", "labels")), ids or _first_of(names, ("id", "ids"))
     for name, option in ((own_label or "label", "--labels"), (own_id, "--ids")):
         if name is not None and name not in known_names:
@@ -292,6 +350,10 @@ def _normalised(path: Path, what: str, values: Any, place: Callable[[int], str])
                     f"The {what} on {place(row)} of {path} is a date or time that Python cannot represent: "
                     "save it as text."
                 ) from None
+            if isinstance(own := known[value], str) and len(own) > MAX_NAME:
+                raise UserError(
+                    f"The {what} on {place(row)} of {path} has {len(own):,} characters, more than {MAX_NAME:,}."
+                )
         if known[value] is None:
             raise UserError(f"The {what} on {place(row)} of {path} is missing or empty.")
         normalised.append(known[value])

@@ -10,14 +10,15 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from purereplay.errors import UserError
+from purereplay.errors import UserError, WriteError
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+_FOLDER = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"))
 _TOKEN = 8  # random bytes in the name of a partly written file
 _NAME = 50  # characters of the destination in that name; file systems allow 255 bytes
 
@@ -52,11 +53,11 @@ def move_into_place(part: Path, destination: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError, such as a full or read-only disk, into a UserError."""
+    """Turn an OSError, such as a full or read-only disk, into a WriteError."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise WriteError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 @contextmanager
@@ -106,9 +107,34 @@ def parts_of(names: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{names})(?:(?:\.[0-9a-f]{{{2 * _TOKEN}}})?\.part)?", re.ASCII)
 
 
+def part_name(name: str) -> str:
+    """Return a name for the partly written file `name`; nobody can guess it, and no two writers share one."""
+    return f"{name[:_NAME]}.{secrets.token_hex(_TOKEN)}.part"
+
+
+@contextmanager
+def folder_below(root: Path, folders: Sequence[str]) -> Iterator[int | None]:
+    """Yield the descriptor of a folder below `root`, opened part by part; links below `root` are an OSError.
+
+    None: the system has no such descriptors (Windows).
+    """
+    if os.open not in os.supports_dir_fd:
+        yield None
+        return
+    folder = os.open(root, _FOLDER)
+    try:
+        for part in folders:
+            below = os.open(part, _FOLDER | _NO_FOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        yield folder
+    finally:
+        os.close(folder)
+
+
 def _new_part(target: Path, mode: int) -> Path:
-    """Create an empty file beside `target`; nobody can guess its name, and no two writers share one."""
-    part = target.with_name(f"{target.name[:_NAME]}.{secrets.token_hex(_TOKEN)}.part")
+    """Create an empty file beside `target`."""
+    part = target.with_name(part_name(target.name))
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, mode))
     return part
 

@@ -1,16 +1,21 @@
 """Parquet files through pyarrow, which is optional: reads tables of features, writes tables of scores."""
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from purereplay.data.memory import check_samples
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 _ROWS = 8192  # rows converted at a time
+_ENTRIES = 2**22  # features of these rows, or bytes of their labels and ids
+_FEW = 64  # rows converted at a time if their texts may be much longer than the file
+MAX_NAME = 4096  # characters of a label or id
 
 
 class Columns(NamedTuple):
@@ -44,9 +49,11 @@ def read_parquet(
         with arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False) as file:
             n = file.metadata.num_rows
             columns = choose(file.schema_arrow.names)
+            n_rows = _check_size(path, file.metadata, columns)
+            names = [columns.labels, *([columns.ids] if columns.ids else [])]
+            _check_texts(arrow, path, file, names)
             features = np.empty((n, 0), np.float32)
-            wanted = [*columns.features, columns.labels, *([columns.ids] if columns.ids else [])]
-            for batch in file.iter_batches(_ROWS, columns=wanted):
+            for batch in file.iter_batches(n_rows, columns=[*columns.features, *names]):
                 part = _matrix(arrow, path, batch, columns.features, len(labels))
                 if not labels:
                     features = np.empty((n, part.shape[1]), np.float32)
@@ -65,6 +72,65 @@ def read_parquet(
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(f"{path} is truncated, damaged, or not a parquet file: {reason}.") from error
     return features, labels, ids if columns.ids else None
+
+
+def _check_size(path: Path, metadata: Any, columns: Columns) -> int:
+    """Raise UserError if a table is too large, by its metadata; return how many rows to convert at a time."""
+    n: int = metadata.num_rows
+    n_features = n_text = 0
+    few = False
+    chosen = set(columns.features)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema
+            if name in chosen or name.partition(".")[0] == columns.features[0]:  # it may be a column of lists
+                n_features += column.num_values
+            elif name in (columns.labels, columns.ids):
+                n_text += column.total_uncompressed_size
+                few |= "DELTA_BYTE_ARRAY" in column.encodings
+    check_samples(path, n, 4 * n_features + n_text)
+    if few:  # a long beginning may be stored once for many rows
+        return _FEW
+    return max(1, min(_ROWS, _ENTRIES * n // max(1, n_features, n_text)))
+
+
+def _check_texts(arrow: Any, path: Path, file: Any, names: list[str]) -> None:
+    """Raise UserError if a text that is stored once for many rows is too long for a label or id."""
+    texts = [name for name in names if _has_dictionary(arrow.types, file, name)]
+    if not texts:
+        return
+    with arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False, read_dictionary=texts) as short:
+        for group in range(file.metadata.num_row_groups):
+            for batch in islice(short.iter_batches(1, row_groups=[group], columns=texts), 1):
+                for name in texts:
+                    _check_lengths(arrow, path, name, batch.column(name).dictionary)
+
+
+def _check_lengths(arrow: Any, path: Path, name: str, column: Any) -> None:
+    """Raise UserError if a column holds text that is too long for a label or id."""
+    if not _is_text(arrow.types, column.type):
+        return
+    compute = arrow.compute
+    n_each = (compute.binary_length if arrow.types.is_binary(column.type) else compute.utf8_length)(column)
+    if (longest := compute.max(n_each).as_py() or 0) > MAX_NAME:
+        raise UserError(f"The column {name!r} of {path} holds text of {longest:,} characters, more than {MAX_NAME:,}.")
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+
+
+def _has_dictionary(types: Any, file: Any, name: str) -> bool:
+    """Return whether a column holds text that may be stored once for many rows."""
+    kind = file.schema_arrow.field(name).type
+    if not _is_text(types, kind.value_type if types.is_dictionary(kind) else kind):
+        return False
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    columns = [column for group in groups for column in map(group.column, range(group.num_columns))]
+    own = [column for column in columns if column.path_in_schema == name]
+    return any(column.has_dictionary_page for column in own) and not any(
+        "DELTA" in str(column.encodings) for column in own
+    )
 
 
 def write_parquet(path: Path, columns: Mapping[str, Any], *, to: Path) -> None:
@@ -93,9 +159,17 @@ def _matrix(arrow: Any, path: Path, batch: Any, names: list[str], first: int) ->
 def _names(arrow: Any, path: Path, name: str, batch: Any) -> list[Any]:
     """Return a batch's labels or ids as values of Python, with or without pandas."""
     types, column = arrow.types, batch.column(name)
+    if types.is_dictionary(column.type):
+        used = column.indices.drop_null().unique()
+        known = dict(zip(used.to_pylist(), _values(arrow, path, name, column.dictionary.take(used)), strict=True))
+        return [known.get(i) for i in column.indices.to_pylist()]
+    return _values(arrow, path, name, column)
+
+
+def _values(arrow: Any, path: Path, name: str, column: Any) -> list[Any]:
+    _check_lengths(arrow, path, name, column)
+    types, kind = arrow.types, column.type
     try:
-        column = column.dictionary_decode() if types.is_dictionary(column.type) else column
-        kind = column.type
         # pyarrow would need pandas for nanoseconds; these casts fail if they lose digits
         if types.is_timestamp(kind) and kind.unit == "ns":
             column = column.cast(arrow.timestamp("us", kind.tz))

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from purereplay.data.files import write_whole
+from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.data.packing import pack_tensors, unpack_tensors
 
 log = logging.getLogger(__name__)
@@ -22,17 +22,19 @@ _PATTERN = f"checkpoint-{'[0-9]' * 8}.safetensors"
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Write the next checkpoint and remove those before the last two."""
+    """Write the next checkpoint and remove those before the last two; no link is followed, be it `folder` itself."""
+    own = OwnFolder(folder.parent)
     newest = max((int(path.stem.rpartition("-")[2]) for path in folder.glob(_PATTERN)), default=-1)
     path = folder / f"checkpoint-{newest + 1:08d}.safetensors"
-    write_whole(path, pack_tensors(tensors, facts)[0])
+    own.write(f"{folder.name}/{path.name}", pack_tensors(tensors, facts)[0])
     for old in sorted(folder.glob(_PATTERN))[:-_KEPT]:
-        old.unlink(missing_ok=True)
+        own.remove(f"{folder.name}/{old.name}")
     return path
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Return the tensors and facts of the newest intact checkpoint, or None if there is none."""
+    refuse_links([folder, *folder.glob(_PATTERN)])
     for path in sorted(folder.glob(_PATTERN), reverse=True):
         try:
             saved = unpack_tensors(path)

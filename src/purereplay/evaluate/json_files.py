@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-from purereplay.data.files import write_whole
+from purereplay.data.own_folder import refuse_links
 from purereplay.errors import UserError
 
 Line = dict[str, Any]
@@ -17,15 +17,16 @@ MAX_OBJECT = 16 << 20  # bytes; a result of a thousand classes takes some 50 KB
 MAX_LINES = 256 << 20  # bytes of a file of lines
 
 
-def write_json(path: Path, values: Line) -> None:
-    """Write a JSON file atomically."""
-    write_whole(path, (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
+def json_bytes(values: Line) -> bytes:
+    """Return the contents of a JSON file."""
+    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path, missing: str) -> Line:
-    """Read a JSON object; `missing` is the error message if there is no such file."""
+    """Read a JSON object of a run; `missing` is the error message if there is no such file. Links are not followed."""
+    refuse_links([path])
     try:
-        values = parse_object(read_text(path, MAX_OBJECT))
+        values = parse_object(read_text(path, MAX_OBJECT, follow=False))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(missing) from None
     except OSError as error:
@@ -35,15 +36,18 @@ def read_json(path: Path, missing: str) -> Line:
     return values
 
 
-def read_text_lines(path: Path) -> list[str]:
+def read_text_lines(path: Path, *, follow: bool = True) -> list[str]:
     """Return the lines of a file without their ends; OSError or ValueError if it cannot be read."""
-    lines = read_text(path, MAX_LINES).split("\n")
+    lines = read_text(path, MAX_LINES, follow=follow).split("\n")
     return lines[:-1] if not lines[-1] else lines
 
 
-def read_text(path: Path, most: int) -> str:
-    """Return the text of a regular file of at most `most` bytes; OSError or ValueError if it is something else."""
-    with io.BufferedReader(io.FileIO(path, opener=_open)) as file:
+def read_text(path: Path, most: int, *, follow: bool = True) -> str:
+    """Return the text of a regular file of at most `most` bytes; OSError or ValueError if it is something else.
+
+    `follow`: whether it may be a link.
+    """
+    with io.BufferedReader(io.FileIO(path, opener=_open if follow else _open_itself)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is not a regular file")
@@ -55,6 +59,10 @@ def read_text(path: Path, most: int) -> str:
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block
+
+
+def _open_itself(path: str, flags: int) -> int:
+    return _open(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def parse_object(text: str) -> Line:

@@ -59,6 +59,7 @@ RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
     "device": TEXT,
     "precision": TEXT,
     "versions": OBJECT,
+    "digest": TEXT,  # of all other values; see `results.result_digest`
 }
 
 _ADDED = {"auroc"}  # values that lines of earlier versions lack

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -17,15 +16,17 @@ from typing import Any
 
 from torch import Tensor
 
-from purereplay.data.files import disk_errors, held, write_whole
+from purereplay.data.files import disk_errors, held
+from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
-from purereplay.evaluate.json_files import Line, parse_object, read_json, read_text_lines, write_json
+from purereplay.evaluate.json_files import Line, json_bytes, parse_object, read_json, read_text_lines
 from purereplay.evaluate.kinds import COUNT, check_values
 from purereplay.evaluate.measured import RESULT, check_lines
 from purereplay.evaluate.settings import RunSettings, read_settings, to_json
 
-OWN_FILES = ("run.png", "result.json", "metrics.jsonl", "settings.json")  # in the order in which they are removed
+PICTURE = "run.png"
+OWN_FILES = (PICTURE, "result.json", "metrics.jsonl", "settings.json")  # in the order in which they are removed
 _PART = re.compile(r"(?:settings\.json|metrics\.jsonl|result\.json|run\.png)(?:\.[0-9a-f]{16})?\.part")
 _CHECKPOINT_PART = re.compile(r"checkpoint-[0-9]{8}\.safetensors(?:\.[0-9a-f]{16})?\.part")
 
@@ -35,14 +36,16 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.own = OwnFolder(path)
         self.lines: list[Line] = []  # of metrics.jsonl
 
     def create(self, settings: RunSettings) -> None:
         """Start a run in a folder without a trace of another; the caller holds the lock."""
         self.check_free(self.path)
         with disk_errors(self.path):
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "settings.json", to_json(settings))
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.own.make("checkpoints")
+        self.own.write("settings.json", json_bytes(to_json(settings)))
 
     @staticmethod
     def check_free(path: Path) -> None:
@@ -59,6 +62,13 @@ class RunDirectory:
             raise UserError(
                 f"{path} holds {traces[0].relative_to(path)} of an earlier run: remove it, or choose another --out."
             )
+        RunDirectory(path).refuse_links()
+
+    def refuse_links(self) -> None:
+        """Raise UserError if one of the run's files or its folder of checkpoints is a link."""
+        files = [self.path / name for name in (".lock", "checkpoints", *OWN_FILES)]
+        refuse_links(files)
+        refuse_links(self._checkpoints.glob("*"))
 
     def _traces(self) -> list[Path]:
         """Return every file that belongs to a run."""
@@ -67,7 +77,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunSettings]:
-        """Open an existing run."""
+        """Open an existing run; none of its files may be a link."""
+        cls(path).refuse_links()
         file = path / "settings.json"
         values = read_json(file, f"{path} holds no run: settings.json is missing.")
         try:
@@ -92,14 +103,12 @@ class RunDirectory:
     def record(self, line: Line) -> None:
         """Append a line to metrics.jsonl."""
         self.lines.append(line)
-        with disk_errors(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        self.own.append(self._metrics.name, (json.dumps(line, allow_nan=False) + "\n").encode())
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write a checkpoint that includes all lines recorded so far."""
         if self.lines:
-            with disk_errors(self._metrics), self._metrics.open("rb+") as file:
-                os.fsync(file.fileno())
+            self.own.sync(self._metrics.name)
         included = {"n_lines": len(self.lines), "lines": _digest(self.lines)}
         write_checkpoint(self._checkpoints, tensors, facts | included)
 
@@ -108,8 +117,8 @@ class RunDirectory:
 
         `check` is called with the checkpoint's facts before any file changes, and may raise UserError.
         """
-        with disk_errors(self._checkpoints):
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self.refuse_links()
+        self.own.make("checkpoints")
         found = read_checkpoint(self._checkpoints)
         facts: dict[str, Any] = {"n_lines": 0} if found is None else found[1]
         try:
@@ -122,13 +131,14 @@ class RunDirectory:
         if facts.get("lines", _digest(self.lines)) != _digest(self.lines):  # version 0.1.0 wrote no digest
             raise UserError(f"{self._metrics} is damaged: its lines are not those that the checkpoint includes.")
         self._remove_parts()
-        write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
+        self.own.write(self._metrics.name, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
         return None if found is None else found[0]
 
     def read_lines(self, n: int | None = None) -> list[Line]:
         """Return the first n lines of metrics.jsonl, or all."""
+        refuse_links([self._metrics])
         try:
-            lines = [parse_object(line) for line in read_text_lines(self._metrics)[:n]]
+            lines = [parse_object(line) for line in read_text_lines(self._metrics, follow=False)[:n]]
         except FileNotFoundError:
             lines = []
         except OSError as error:
@@ -145,31 +155,31 @@ class RunDirectory:
 
     def finish(self, result: Line) -> None:
         """Write result.json; the checkpoints stay, so that the final learner can be loaded."""
-        write_json(self.path / "result.json", result)
+        self.own.write("result.json", json_bytes(result | {"digest": result_digest(result)}))
 
     def result(self, needed: Collection[str] = ()) -> Line | None:
         """Return result.json, or None if the run is not finished; UserError if a needed value is missing."""
         path = self.path / "result.json"
         if not file_exists(path):
             return None
-        values = read_json(path, f"{path} is a link to a missing file.")
+        values = read_json(path, f"{path} is missing.")
         check_result(values, path, needed)
-        return values
+        return {name: value for name, value in values.items() if name != "digest"}
 
     def remove(self) -> None:
         """Delete the run's own files, its settings last; other files in the folder stay."""
-        with disk_errors(self.path):
-            self._remove_parts()
-            for path in [*self._checkpoints.glob("checkpoint-*"), *(self.path / name for name in OWN_FILES)]:
-                path.unlink(missing_ok=True)
+        self.refuse_links()
+        self._remove_parts()
+        for path in [*self._checkpoints.glob("checkpoint-*"), *(self.path / name for name in OWN_FILES)]:
+            self.own.remove(path.relative_to(self.path).as_posix())
 
     def _remove_parts(self) -> None:
         """Delete files that a killed process of this run left half written; the caller holds the lock."""
         for folder, pattern in ((self.path, _PART), (self._checkpoints, _CHECKPOINT_PART)):
             with disk_errors(folder):
-                for path in folder.glob("*.part"):
-                    if pattern.fullmatch(path.name):
-                        path.unlink(missing_ok=True)
+                found = [path for path in folder.glob("*.part") if pattern.fullmatch(path.name)]
+            for path in found:
+                self.own.remove(path.relative_to(self.path).as_posix())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -182,11 +192,16 @@ class RunDirectory:
 
 
 def check_result(values: Line, source: Path, needed: Collection[str] = ()) -> None:
-    """Raise UserError, with the file's name, if a result lacks a needed value or has one of the wrong kind."""
+    """Raise UserError, with the file's name, if a result lacks a needed value or has one of the wrong kind.
+
+    Also if its values are not those that its digest covers; results of earlier versions have no digest.
+    """
     try:
         check_values(values, RESULT, needed)
     except UserError as error:
         raise UserError(f"{source} holds no result of a run: {error}") from None
+    if "digest" in values and values["digest"] != result_digest(values):
+        raise UserError(f"{source} is damaged: a result in it does not match its digest.")
 
 
 def file_exists(path: Path) -> bool:
@@ -195,6 +210,12 @@ def file_exists(path: Path) -> bool:
         return path.exists() or path.is_symlink()
     except OSError:
         return False
+
+
+def result_digest(values: Line) -> str:
+    """Return the digest of a result without its own digest, whatever the order and the layout of its values."""
+    covered = {name: value for name, value in values.items() if name != "digest"}
+    return hashlib.blake2b(json.dumps(covered, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _digest(lines: list[Line]) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from purereplay.data.datasets import Dataset
+from purereplay.data.own_folder import refuse_links
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.experiment import Experiment, prepare
 from purereplay.evaluate.json_files import read_json
@@ -74,6 +75,7 @@ def sweep(runs: Mapping[Path, RunSettings], observer: Observer | None = None) ->
 
 def unfinished_runs(runs: Mapping[Path, RunSettings]) -> dict[Path, RunSettings]:
     """Return the runs without a result; UserError if a folder holds another run, or anything that one left."""
+    refuse_links(runs)  # the user names the folder that holds them
     for path, wanted in runs.items():
         if not RunDirectory(path).exists:
             RunDirectory.check_free(path)
@@ -112,7 +114,11 @@ def run_together(runs: Mapping[Path, RunSettings], observer: Observer, *, resume
 
 
 def clear_demo(paths: list[Path]) -> None:
-    """Remove the files of an earlier demo; UserError if a folder holds another run."""
+    """Remove the files of an earlier demo; UserError if a folder holds another run.
+
+    The user names the first folder, which may be a link; the others are in it.
+    """
+    refuse_links(paths[1:])
     for path in paths:
         if not RunDirectory(path).exists:
             continue

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from purereplay.data.files import folder_below
 from purereplay.live.items import Refused
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
@@ -76,7 +77,7 @@ def named(shape: tuple[int, ...]) -> str:
 
 def _read(path: Path, root: Path | None) -> bytes:
     try:
-        descriptor = _open(path) if root is None else _open_below(root, path)
+        descriptor = _open(root, path)
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
@@ -103,28 +104,19 @@ def _flags(*names: str) -> int:
 _READ = _flags("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 
 
-def _open(path: Path) -> int:
-    return os.open(path, _READ)
-
-
-def _open_below(root: Path, path: Path) -> int:
-    """Open a file below `root` folder by folder; a link that replaced a file or folder meanwhile is not followed."""
-    if os.open not in os.supports_dir_fd:  # Windows
-        return _open(path)
+def _open(root: Path | None, path: Path) -> int:
+    """Open a file; below `root`, a link that replaced a file or folder meanwhile is not followed."""
+    if root is None:
+        return os.open(path, _READ)
     *folders, name = path.relative_to(root).parts or (".",)
-    folder = os.open(root, _flags("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"))
     try:
-        for part in folders:
-            below = os.open(part, _flags("O_RDONLY", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"), dir_fd=folder)
-            os.close(folder)
-            folder = below
-        return os.open(name, _READ | _flags("O_NOFOLLOW"), dir_fd=folder)
+        with folder_below(root, folders) as folder:
+            own = path if folder is None else name
+            return os.open(own, _READ | _flags("O_NOFOLLOW"), dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise Refused("was replaced by a link, which is not followed") from None
         raise
-    finally:
-        os.close(folder)
 
 
 class _Timed(io.BytesIO):

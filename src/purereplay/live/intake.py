@@ -48,6 +48,8 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
         return Source(in_chunks(iter(found)), len(found), ends=True)
     if not path.exists():
         raise UserError(f"{path} does not exist.")
+    if not path.is_file():
+        raise UserError(f"{path} is not a regular file: save the list as a file first, or use a pipe with -.")
     if path.suffix.lower() == ".csv":
         offers, total = read_csv(path, root or path.parent), _n_lines(path) - 1
     elif path.suffix.lower() in (".jsonl", ".ndjson"):

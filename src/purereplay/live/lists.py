@@ -3,24 +3,26 @@
     CSV      a header with `path` and `label`, optionally `id`
     JSONL    one object per line with the same names, or with `image` (base64 of an image file) instead of `path`
 
-The default id is the path. Paths are relative to one folder; a path that leads out of it is refused.
+The default id is the path. Paths are relative to one folder; a path that leads out of it is refused. A list has no more
+than `csv_files.MAX_ROW` bytes per CSV row, or MAX_LINE per JSON line.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import csv
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from purereplay.data.csv_files import BadRow, open_csv
 from purereplay.errors import UserError
 from purereplay.live.items import Item, Offer, Refusal, Refused, checked_id, checked_label, short
 
-MAX_LINE = 16 * 2**20  # bytes
+MAX_LINE = 16 * 2**20  # bytes of a JSON line
+_OPTIONAL = ("id", "image")  # columns that are read if they are there
 
 
 def read_csv(path: Path, root: Path) -> Iterator[Offer]:
@@ -32,23 +34,31 @@ def read_csv(path: Path, root: Path) -> Iterator[Offer]:
 def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
     """Yield the lines of a CSV file as number and named fields, empty fields as None; unusable lines are refused."""
     # invalid UTF-8 is detected when a label or id is checked
-    with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file)
-        header: list[str] | None = None
-        while True:
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                yield reader.line_num, Refusal(None, f"is not CSV: {error}", reader.line_num)
-                continue
-            if header is None:
-                header = [name.strip().lower() for name in row or []]
-                if not set(columns) <= set(header):
-                    raise UserError(f"{path} needs a header with the columns {' and '.join(columns)}.")
-            elif row is None:
-                return
+    with readable(path), open_csv(path, errors="surrogateescape") as table:
+        rows = iter(table)
+        header = _header(path, next(rows, []), columns)
+        for row in rows:
+            if isinstance(row, BadRow):
+                until = f" (lines {row.first} to {row.last})" if row.last > row.first else ""
+                yield row.first, Refusal(None, f"is not CSV{until}: {row.reason}", row.first)
+            elif len(row) > len(header):
+                reason = f"has {len(row):,} cells, but the header {len(header):,}"
+                yield table.line, Refusal(None, reason, table.line)
             elif row:
-                yield reader.line_num, {name: text or None for name, text in zip(header, row, strict=False)}
+                yield table.line, {name: text or None for name, text in zip(header, row, strict=False)}
+
+
+def _header(path: Path, row: list[str] | BadRow, columns: tuple[str, ...]) -> list[str]:
+    """Return the names of the columns; UserError unless each that is needed is there, and none that is read twice."""
+    if isinstance(row, BadRow):
+        raise UserError(f"The header of {path} cannot be read: {row.reason}.")
+    header = [name.strip().lower() for name in row]
+    if not set(columns) <= set(header):
+        raise UserError(f"{path} needs a header with the columns {' and '.join(columns)}.")
+    for name in (*columns, *_OPTIONAL):
+        if header.count(name) > 1:
+            raise UserError(f"{path} has two columns named {name!r}.")
+    return header
 
 
 @contextmanager
@@ -105,13 +115,13 @@ def offer_from(name: str | None, fields: dict[str, Any], root: Path, line: int |
             raise Refused("has both a path and an image")
         if path is None:
             return Item(identity, label, _embedded(fields.get("image")), line)
-        image, real_root = _within(path, root)
+        image, real_root = within(path, root)
         return Item(identity, label, image, line, real_root)
     except Refused as reason:
         return Refusal(name, str(reason), line)
 
 
-def _within(path: object, root: Path) -> tuple[Path, Path]:
+def within(path: object, root: Path) -> tuple[Path, Path]:
     """Return a path below `root` and `root` itself, both absolute and without links, or raise Refused."""
     if not isinstance(path, str) or not path:
         raise Refused("has a path that is not text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Refused
+from purereplay.live.lists import within
 from purereplay.live.session import load_learner, make_learner
 from purereplay.live.store import Current, Store
 from purereplay.nets.engine import Engine
@@ -34,6 +36,13 @@ class Prediction(NamedTuple):
     path: Path
     probabilities: Tensor | None = None  # float (n_classes,), in the order of the labels
     error: str | None = None
+
+
+class ImageFile(NamedTuple):
+    """An image file that the user names, or one in a folder that the user names."""
+
+    path: Path
+    root: Path | None = None  # that folder: a link out of it is not followed
 
 
 def with_current(store: Store, use: Callable[[Current | None], Answer]) -> Answer:
@@ -103,26 +112,34 @@ def ready_classifier(store: Store, engine: Engine) -> tuple[Classifier, list[str
     return with_current(store, use)
 
 
-def image_files(paths: list[Path]) -> list[Path]:
-    """Return files as they are, and folders replaced by all their files that are not hidden, by name."""
-    return [found for path in paths for found in (_files_below(path) if path.is_dir() else [path])]
+def image_files(paths: list[Path]) -> list[ImageFile]:
+    """Return files as they are, and folders replaced by all their files that are not hidden, by name.
+
+    UserError if a folder has no such files.
+    """
+    return [found for path in paths for found in (_files_below(path) if path.is_dir() else [ImageFile(path)])]
 
 
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+def _files_below(folder: Path) -> list[ImageFile]:
+    found = (Path(below, name) for below, _, names in os.walk(folder) for name in names if not name.startswith("."))
+    files = [ImageFile(path, folder) for path in sorted(found) if path.is_file()]
+    if not files:
+        raise UserError(f"{folder} holds no files to classify.")
+    return files
 
 
-def predict(store: Store, classifier: Classifier, paths: list[Path]) -> Iterator[Prediction]:
+def predict(store: Store, classifier: Classifier, files: list[ImageFile]) -> Iterator[Prediction]:
     """Classify image files, in their order."""
     s = store.image_settings
-    for start in range(0, len(paths), _BATCH):
+    for start in range(0, len(files), _BATCH):
         images, answers = [], []
-        for path in paths[start : start + _BATCH]:
+        for file in files[start : start + _BATCH]:
             try:
-                pixels = read_pixels(path, size=s.size, channels=s.channels, shape=s.shape)
+                found, root = file if file.root is None else within(str(file.path.relative_to(file.root)), file.root)
+                pixels = read_pixels(found, size=s.size, channels=s.channels, shape=s.shape, root=root)
                 images.append(torch.from_numpy(pixels))
-                answers.append(Prediction(path))
+                answers.append(Prediction(file.path))
             except Refused as reason:
-                answers.append(Prediction(path, error=str(reason)))
+                answers.append(Prediction(file.path, error=str(reason)))
         rows: Iterator[Tensor] = iter(classifier.probabilities(torch.stack(images)).cpu() if images else ())
         yield from (a if a.error else a._replace(probabilities=next(rows)) for a in answers)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from purereplay.data.memory import machine_memory
 from purereplay.errors import UserError
 from purereplay.learners.networks import make_backbone
 from purereplay.learners.renamed import upgrade, upgrade_preset
@@ -110,7 +110,7 @@ def _check_learnable(options: SprSettings, shape: Shape) -> None:
     _, height, width = shape
     if height * width > MAX_SIZE**2:
         raise UserError(f"It has {width:,} × {height:,} pixels, more than {MAX_SIZE:,} × {MAX_SIZE:,}.")
-    needed, present = least_memory(options, shape), _memory()
+    needed, present = least_memory(options, shape), machine_memory()
     if present is not None and needed > present:
         raise UserError(
             f"Learning from images of {width:,} × {height:,} pixels needs at least {needed / 2**30:,.0f} GiB, "
@@ -125,14 +125,6 @@ def least_memory(options: SprSettings, shape: Shape) -> int:
     layer = 4 * 4 * n_inputs * options.hidden if options.network == "mlp" else 0  # weights, gradients and two moments
     views = 2 * 4 * min(options.base_batch, options.delayed_size) * n_inputs
     return buffers + layer + views
-
-
-def _memory() -> int | None:
-    """Return the bytes of memory of this machine; None if unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows
-        return None
 
 
 def buffer_sizes(settings: NewSettings | StateSettings) -> tuple[int, int]:

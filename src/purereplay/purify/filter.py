@@ -144,7 +144,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         def score_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
             verdicts = score_buffers(
-                [features[block.rows] for block in batch],
+                [_rows_of(features, block.rows) for block in batch],
                 [_repeated(block.label, len(block.rows)) for block in batch],
                 [block.seed for block in batch],
                 options=options,
@@ -217,6 +217,12 @@ def _with_dtype_of(labels: ArrayLike | Tensor, names: list[Hashable]) -> NDArray
     for i, name in enumerate(names):  # one by one, as a name may be a tuple
         array[i] = name
     return array.astype(kind)
+
+
+def _rows_of(features: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return some rows, given in ascending order; adjacent ones are not copied."""
+    adjacent = rows[-1] - rows[0] + 1 == len(rows)
+    return features[rows[0] : rows[-1] + 1] if adjacent else features[rows]
 
 
 def _repeated(label: Hashable, n: int) -> NDArray[Any]:

@@ -29,6 +29,8 @@ from purereplay.data.seeds import derive_seed
 FLOOR = 1e-5  # value of "no edge": the Perron-Frobenius theorem needs positive entries
 MAX_ENTRIES = 2**24  # matrix entries held at once (128 MiB as float64); a larger graph is still built whole
 _LEVELS = 2**15  # an edge's probability is a multiple of 1/_LEVELS
+WIDE = 2**25  # entries of a label's features (256 MiB as float64); more are multiplied piece by piece
+_PIECE = 2**23  # entries of such a piece
 _STRIP = 128  # rows drawn at a time; a multiple of 4, as a word has four edges
 _DIAGONAL = np.eye(_STRIP, dtype=bool)
 _BELOW = np.tri(_STRIP, k=-1, dtype=bool)
@@ -76,10 +78,40 @@ def similarity(features: Tensor) -> Tensor:
     """Return ReLU of the cosine between rows of float64 (..., N, d): (..., N, N) in [0, 1], diagonal 1, never NaN."""
     tiny = torch.finfo(features.dtype).tiny
     # divided by the largest entry first, so that squares of very large or small features do not over- or underflow
-    features = features / features.abs().amax(-1, keepdim=True).clamp(min=tiny)
-    features = features / features.norm(dim=-1, keepdim=True).clamp(min=tiny)
-    cosine = (features @ features.mT).clamp_(0.0, 1.0)
-    cosine.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    largest = torch.maximum(features.amax(-1, keepdim=True), -features.amin(-1, keepdim=True))
+    features = features / largest.clamp_(min=tiny)
+    features /= features.norm(dim=-1, keepdim=True).clamp(min=tiny)
+    return _from_cosine(features @ features.mT)
+
+
+def wide_similarity(features: Tensor, rows: Tensor) -> Tensor:
+    """Return the same up to rounding for the rows int64 (..., N) of features (n, d) of any type.
+
+    The features are converted to float64 and multiplied in pieces of columns, so their width takes no more memory.
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    step = max(1, _PIECE // rows.numel())
+
+    def pieces() -> Iterator[Tensor]:
+        for start in range(0, features.shape[1], step):
+            yield features[:, start : start + step][rows].to(torch.float64)
+
+    largest = torch.full((*rows.shape, 1), tiny, dtype=torch.float64, device=features.device)
+    for piece in pieces():
+        largest = largest.maximum(piece.abs_().amax(-1, keepdim=True))
+    squares = torch.zeros_like(largest)
+    for piece in pieces():
+        squares += piece.div_(largest).square_().sum(-1, keepdim=True)
+    norm = squares.sqrt_().clamp_(min=tiny)
+    cosine = torch.zeros((*rows.shape, rows.shape[-1]), dtype=torch.float64, device=features.device)
+    for piece in pieces():
+        piece.div_(largest).div_(norm)
+        cosine += piece @ piece.mT
+    return _from_cosine(cosine)
+
+
+def _from_cosine(cosine: Tensor) -> Tensor:
+    cosine.clamp_(0.0, 1.0).diagonal(dim1=-2, dim2=-1).fill_(1.0)
     return cosine
 
 
@@ -88,7 +120,7 @@ def graph_slices(
 ) -> Iterator[Tensor]:
     """Yield the adjacency matrices of a group, in slices (r, N, N) of at most `max_entries` entries or one matrix.
 
-    `features` is float64 (n, d) of all buffers; `seeds` has one seed per buffer. Concatenated, the slices are
+    `features` is (n, d) of all buffers; `seeds` has one seed per buffer. Concatenated, the slices are
     (L·E, N, N), label by label, with E = max(n_graphs, 1). Padded rows and columns are 0.
     """
     n_each, width = max(n_graphs, 1), group.rows.shape[1]
@@ -96,8 +128,12 @@ def graph_slices(
     n_together = max(1, step // n_each)  # labels in a slice; the graphs of one label may need several slices
     for first in range(0, len(group.owners), n_together):
         owners, sizes = group.owners[first : first + n_together], group.sizes[first : first + n_together]
-        mask = group.mask[first : first + n_together].to(features.dtype)
-        weights = similarity(features[group.rows[first : first + n_together]])  # (labels of this slice, N, N)
+        mask = group.mask[first : first + n_together].to(torch.float64)
+        rows = group.rows[first : first + n_together]
+        if width * features.shape[1] > WIDE:
+            weights = wide_similarity(features, rows)
+        else:
+            weights = similarity(features[rows].to(torch.float64))  # (labels of this slice, N, N)
         if not n_graphs:
             yield weights.clamp_(min=FLOOR).mul_(mask[:, :, None]).mul_(mask[:, None, :])
             continue

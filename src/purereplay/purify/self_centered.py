@@ -26,8 +26,10 @@ from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.beta_mixture import RULES, Fits, fit_mixtures, read_posterior
 from purereplay.purify.centrality import principal_eigenvector
-from purereplay.purify.graph import MAX_ENTRIES, LabelGroup, graph_slices, group_by_size
+from purereplay.purify.graph import MAX_ENTRIES, WIDE, LabelGroup, graph_slices, group_by_size
 from purereplay.purify.options import DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass, check_choice
+
+_LARGE = tuple(map(np.dtype, ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")))
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
 
@@ -113,7 +115,7 @@ def score_buffers(
         return []
     values, starts = _checked_features(features, device)
     members = [members_of(own, *place) for own, place in zip(labels, pairwise(starts), strict=True)]
-    probability, centrality = values.new_empty(len(values)), values.new_empty(len(values))
+    probability, centrality = (values.new_empty(len(values), dtype=torch.float64) for _ in range(2))
     reports: dict[tuple[int, Hashable], LabelFit] = {}
     for group in group_by_size(members, values.device):
         n_labels, width = group.rows.shape
@@ -157,7 +159,9 @@ def select(probability: Array, seed: int) -> Array:
 def _checked_features(
     features: Sequence[NDArray[Any] | Tensor], device: torch.device | str | None
 ) -> tuple[Tensor, list[int]]:
-    """Return all buffers' features as float64 (n, d) on the device, and the row where each buffer starts.
+    """Return all buffers' features (n, d) on the device, and the row where each buffer starts.
+
+    They are float64, or of their own type if they are large.
 
     The last entry of the starts is n. UserError if the features of a buffer are not a finite matrix.
     """
@@ -165,9 +169,12 @@ def _checked_features(
     if len({part.shape[1] for part in parts}) > 1:
         raise UserError("Buffers scored together must have features of one width.")
     device = parts[0].device if device is None else device
-    values = torch.cat([part.to(device) for part in parts]).to(torch.float64)
+    values = parts[0].to(device) if len(parts) == 1 else torch.cat([part.to(device) for part in parts])
     starts = [0, *accumulate(len(part) for part in parts)]
-    finite = values.isfinite().all(1)
+    if values.numel() <= WIDE:
+        values = values.to(torch.float64)
+    step = max(1, WIDE // values.shape[1])
+    finite = torch.cat([values[i : i + step].isfinite().all(1) for i in range(0, len(values), step)])
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])
         buffer = bisect(starts, row) - 1
@@ -179,12 +186,20 @@ def _checked_features(
 def _matrix(features: NDArray[Any] | Tensor) -> Tensor:
     """Return features as a tensor (n, d); UserError unless they are a matrix of real numbers."""
     try:
-        values = features.detach() if isinstance(features, Tensor) else torch.from_numpy(np.array(features, np.float64))
+        values = features.detach() if isinstance(features, Tensor) else torch.from_numpy(_plain(features))
     except (TypeError, ValueError):
         raise UserError("Features must be a matrix of numbers, one row per sample.") from None
     if values.ndim != 2 or values.is_complex() or 0 in values.shape:
         raise UserError(f"Features have shape {tuple(values.shape)}, but must be (n, d) real numbers with n, d ≥ 1.")
     return values
+
+
+def _plain(features: NDArray[Any]) -> NDArray[Any]:
+    """Return features as a float64 copy; large ones as they are, if PyTorch can use them."""
+    own = np.asarray(features)
+    if own.size > WIDE and own.dtype in _LARGE and own.flags.writeable and min(own.strides) >= 0:
+        return own
+    return np.array(own, np.float64)
 
 
 def members_of(labels: ArrayLike | Tensor, start: int, stop: int) -> dict[Hashable, list[int]]:

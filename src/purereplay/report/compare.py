@@ -13,8 +13,8 @@ from purereplay.report.plain import escaped
 from purereplay.report.terminal import out
 
 
-def show_comparison(cells: Cells, measure: str, picture: Path | None) -> None:
-    """Print a table with the best of each column in bold, and draw a chart."""
+def show_comparison(cells: Cells, measure: str, picture: Path | None, *, follow: bool = True) -> None:
+    """Print a table with the best of each column in bold, and draw a chart; `follow` as in `pictures.save`."""
     learners, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     best = min if measure == "forgetting" else max
     best_means = {column: best(cell.mean for (_, c), cell in cells.items() if c == column) for column in columns}
@@ -33,7 +33,7 @@ def show_comparison(cells: Cells, measure: str, picture: Path | None) -> None:
     out.print(table)
     if picture is not None:
         bars = {name: [_bar(cells.get((name, column))) for column in columns] for name in learners}
-        draw_bars(columns, bars, f"{MEASURES[measure]}, %", picture)
+        draw_bars(columns, bars, f"{MEASURES[measure]}, %", picture, follow=follow)
         out.print(f"drawn in {escaped(picture)}")
 
 

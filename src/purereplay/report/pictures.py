@@ -10,14 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from purereplay.data.files import disk_errors, write_whole
+from purereplay.data.own_folder import OwnFolder
 from purereplay.errors import UserError
-from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.results import PICTURE, RunDirectory
 
 _INK, _GREEN, _RED, _GREY = "#22313f", "#2a9d62", "#c8553d", "#b8c1c9"
 
 
-def draw_run(run: Path, path: Path) -> None:
-    """Draw accuracy after each task on the left; noise in the stream, after the filter and in P on the right."""
+def draw_run(run: Path, path: Path | None = None) -> Path:
+    """Draw accuracy after each task on the left; noise in the stream, after the filter and in P on the right.
+
+    Returns the picture's path. `path` None: run.png in the folder, where a link is not followed.
+    """
     directory, settings = RunDirectory.open(run)
     lines = directory.read_lines()
     if not lines:
@@ -30,10 +34,18 @@ def draw_run(run: Path, path: Path) -> None:
     budget = "" if settings.budget == 1 else f", budget {settings.budget:g}"
     title = f"{settings.dataset}, {noise}: {settings.learner}, {settings.preset}{budget}, seed {settings.seed}"
     figure.suptitle(title, fontsize=10, color=_INK)
-    save(figure, path)
+    save(figure, path or run / PICTURE, follow=path is not None)
+    return path or run / PICTURE
 
 
-def draw_bars(groups: list[str], bars: dict[str, list[tuple[float, float] | None]], title: str, path: Path) -> None:
+def draw_bars(
+    groups: list[str],
+    bars: dict[str, list[tuple[float, float] | None]],
+    title: str,
+    path: Path,
+    *,
+    follow: bool = True,
+) -> None:
     """Draw a group of bars for each of `groups`, one bar (height, spread or NaN) for each name in `bars`."""
     width = 0.8 / len(bars)
     figure = Figure(figsize=(max(5.0, 2.5 + 0.35 * len(groups) * len(bars)), 3.6), layout="constrained")
@@ -46,11 +58,14 @@ def draw_bars(groups: list[str], bars: dict[str, list[tuple[float, float] | None
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(title)
     _tidy(axes)
-    save(figure, path)
+    save(figure, path, follow=follow)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a picture, complete or not at all; the ending of the path decides its format."""
+def save(figure: Figure, path: Path, *, follow: bool = True) -> None:
+    """Write a picture, complete or not at all; the ending of the path decides its format.
+
+    `follow`: whether the path may be a link, as one that the user names may be.
+    """
     drawn = BytesIO()
     try:
         figure.savefig(drawn, dpi=130, format=path.suffix[1:] or "png")
@@ -58,7 +73,10 @@ def save(figure: Figure, path: Path) -> None:
         raise UserError(f"{path.name} is no picture file: use the ending .png, .svg or .pdf.") from None
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, drawn.getvalue())
+    if follow:
+        write_whole(path, drawn.getvalue())
+    else:
+        OwnFolder(path.parent).write(path.name, drawn.getvalue())
 
 
 def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:

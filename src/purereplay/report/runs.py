@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from purereplay.data.catalogue import DatasetInfo
-from purereplay.errors import UserError
+from purereplay.errors import UserError, WriteError
 from purereplay.evaluate.estimate import Estimate
 from purereplay.evaluate.judge import Line
 from purereplay.evaluate.results import check_result
@@ -47,10 +47,17 @@ def announce(settings: RunSettings, path: Path, *, resumed: bool) -> None:
     )
 
 
-def show_result(path: Path, result: Line) -> None:
-    """Print a result and draw it."""
+def show_result(path: Path, result: Line, *, earlier: bool = False) -> None:
+    """Print a result and draw it.
+
+    `earlier`: it was finished before, so its folder may be on a read-only or full disk; then no picture is drawn.
+    """
     _check_shown(path, result)
-    draw_run(path, path / "run.png")
+    problem = None
+    if earlier:
+        problem = _draw(path)
+    else:
+        draw_run(path)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("accuracy at the end", percent(result["accuracy"]))
     if len(result["accuracy_after_task"]) > 1:
@@ -72,7 +79,18 @@ def show_result(path: Path, result: Line) -> None:
         out.print("evaluated on held-out training data, not on the test set")
     if result["budget"] != 1:
         out.print(f"at {result['budget']:g} times the preset's self-supervised epochs")
-    out.print(f"in [bold]{escaped(path)}[/bold]: result.json, metrics.jsonl, run.png")
+    out.print(f"in [bold]{escaped(path)}[/bold]: result.json, metrics.jsonl" + ("" if problem else ", run.png"))
+    if problem:
+        out.print(f"no picture was drawn: {escaped(problem)}")
+
+
+def _draw(path: Path) -> str | None:
+    """Draw a run; returns why its folder cannot be written to, or None."""
+    try:
+        draw_run(path)
+    except WriteError as error:
+        return str(error)
+    return None
 
 
 def _check_shown(path: Path, result: Line) -> None:
@@ -84,7 +102,8 @@ def _check_shown(path: Path, result: Line) -> None:
 
 
 def show_sweep(outcome: SweepOutcome) -> None:
-    """Print the results of a sweep and draw each run."""
+    """Print the results of a sweep and draw each run; finished runs may be on a read-only disk."""
+    problems: list[str | None] = []
     table = Table("run", "accuracy", "purity of the memory", "filtered noise", "time", box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
@@ -95,8 +114,10 @@ def show_sweep(outcome: SweepOutcome) -> None:
         _check_shown(path, result)
         shares = [percent(result[key]) for key in ("accuracy", "purity", "filtered_noise")]
         table.add_row(escaped(path.name), *shares, duration(result["seconds"]["total"]))
-        draw_run(path, path / "run.png")
+        problems.append(_draw(path))
     out.print(table)
+    for problem in filter(None, problems):
+        out.print(f"no picture was drawn: {escaped(problem)}")
 
 
 def show_estimate(settings: RunSettings, n_samples: int, guess: Estimate, device: str) -> None:
