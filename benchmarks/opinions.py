@@ -1,6 +1,6 @@
 """How well wrong labels are found in single buffers without training: the Self-Centered filter, and agreement.
 
-    python benchmarks/opinions.py --out results/opinions/cifar10.jsonl      # CIFAR-10, ten buffers of 500 for each noise
+    python benchmarks/opinions.py --out results/opinions/cifar10.jsonl   # CIFAR-10, buffers of 500 of both noises
 
 Features are patches. The trusted samples are 50 of each class so far, as P holds them: 3 of the 50 have wrong labels.
 They are training images that are not in the buffer. Test images are not used.
