@@ -84,14 +84,14 @@ def test_images_that_are_converted_to_grey(photos, cli):
 
 
 def test_an_unreadable_file(photos, cli, monkeypatch):
-    opened = images._open_below
+    opened = images._open
 
     def guarded(root, path):
         if path.name == "1.png":
             raise PermissionError(13, "Permission denied")
         return opened(root, path)
 
-    monkeypatch.setattr(images, "_open_below", guarded)
+    monkeypatch.setattr(images, "_open", guarded)
     done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
     assert done.code == 2 and "a/1.png cannot be read: Permission denied" in done.err
     assert ids(photos / "state") == ["a/0.png", "b/2.png"]
