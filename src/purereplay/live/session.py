@@ -15,8 +15,8 @@ import torch
 
 from purereplay.data.forms import Limits, n_rows
 from purereplay.errors import UserError
+from purereplay.learners import own_data
 from purereplay.learners.base import DataSpec, FilterReport
-from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.learner import SPR
 from purereplay.live.images import Shape, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
@@ -37,7 +37,7 @@ def make_engine(device: str) -> Engine:
 def make_learner(settings: StateSettings, engine: Engine) -> SPR:
     """Return a learner that has seen nothing; it grows with the labels."""
     data = DataSpec(image_shape=settings.shape, n_classes=1)
-    return build_spr(settings.options, data, engine=engine, seed=settings.seed)
+    return own_data.build(settings.learner, settings.options, data, engine=engine, seed=settings.seed)
 
 
 def load_learner(store: Store, current: Current, engine: Engine) -> SPR:

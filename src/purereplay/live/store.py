@@ -84,9 +84,10 @@ class Store:
     @contextmanager
     def writing(cls, folder: Path, wanted: Wanted | None) -> Iterator[Store]:
         """Open a state as its only writer; a missing state is created with `wanted`, None: it must exist."""
-        new = new_settings(wanted) if wanted is not None else None
         if wanted is None:
             _check_exists(folder)
+        elif not (folder / DATABASE).exists():
+            new_settings(wanted)  # settings that no state can have create no folder
         with disk_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / DATABASE
@@ -108,10 +109,10 @@ class Store:
                     store.check()
                     settings = _read_settings(database, path)
                 if settings is None:
-                    if new is None:
+                    if wanted is None:
                         raise _no_state(folder)
                     with store.transaction():
-                        store.write_settings(new)
+                        store.write_settings(new_settings(wanted))
                 else:
                     store.settings = settings
                     if wanted is not None:
