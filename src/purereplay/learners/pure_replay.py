@@ -54,9 +54,15 @@ class PureReplaySettings(SprSettings):
             "purified_size": 1000,
             "network": "mlp",
             "hidden": 256,
+            "base_epochs": 20,
+            "base_batch": 100,
+            "lr": 2e-3,
             "crop_area": 0.25,
             "flip": 0.0,
             "small_class": "keep",
+            "contrastive_weight": 0.0,
+            "base_features": False,
+            "sharpening": 0.3,
         },
     }
 
