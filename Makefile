@@ -67,8 +67,9 @@ tables: $(READY)  ## generate the documents' tables from results/, and settings 
 	@$(BIN)/python docs/tables.py
 	@$(BIN)/python docs/reference_pages.py
 
-picture: $(READY)  ## draw docs/architecture.svg
+picture: $(READY)  ## draw docs/architecture.svg and docs/pure-replay.svg
 	@$(BIN)/python docs/architecture.py
+	@$(BIN)/python docs/pure_replay_picture.py
 
 docs: $(READY) $(DOCS_READY)  ## the documentation site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

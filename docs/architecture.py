@@ -69,7 +69,7 @@ def draw(path: Path) -> None:
     axes.axis("off")
     _frame(axes)
     for stop in STOPS:
-        _box(axes, stop)
+        box(axes, stop)
     _arrows(axes)
     axes.text(
         SIZE[0] / 2,
@@ -117,7 +117,7 @@ def _frame(axes: Axes) -> None:
     )
 
 
-def _box(axes: Axes, stop: Stop) -> None:
+def box(axes: Axes, stop: Stop) -> None:
     line, fill = ROOMS[stop.room]
     corner = stop.side(-1, -1)
     axes.add_patch(FancyBboxPatch(corner, *BOX, boxstyle="round,pad=0,rounding_size=0.12", fc=fill, ec=line, lw=1.5))
@@ -128,25 +128,25 @@ def _box(axes: Axes, stop: Stop) -> None:
 
 
 def _arrows(axes: Axes) -> None:
-    _arrow(axes, STREAM.side(1, 0), DELAYED.side(-1, 0))
-    _arrow(axes, DELAYED.side(1, 0), EXPERT.side(-1, 0))
-    _arrow(axes, EXPERT.side(1, 0), FILTER.side(-1, 0))
-    _arrow(axes, FILTER.side(0, -1), PURIFIED.side(0, 1))
-    _note(axes, FILTER.side(0.06, -1.38), "passed", ha="left")
-    _note(axes, FILTER.side(-0.1, -1.38), "rejected: recorded only", ha="right")
-    _arrow(axes, DELAYED.side(0.6, -1), BASE.side(-0.6, 1))
-    _note(axes, (6.45, 4.1), "images of D", ha="right")
-    _arrow(axes, PURIFIED.side(-1, 0.2), BASE.side(1, 0.2))
-    _arrow(axes, BASE.side(-1, 0.2), CLASSIFIER.side(1, 0.2))
-    _arrow(axes, PURIFIED.side(-0.5, -1), CLASSIFIER.side(0.5, -1), bend=-0.09)
-    _note(axes, (8.2, 1.57), "samples of P with their labels", ha="center")
-    _arrow(axes, CLASSIFIER.side(-1, 0), JUDGE.side(1, 0))
-    _note(axes, (3.09, 3.02), "predictions,\nreports", ha="center", va="bottom")
-    _arrow(axes, STREAM.side(0, -1), JUDGE.side(0, 1), color=ROOMS["evaluate/"][0], dashed=True)
-    _note(axes, (1.47, 4.33), "true labels go\nto the judge only", ha="left", color=ROOMS["evaluate/"][0])
+    arrow(axes, STREAM.side(1, 0), DELAYED.side(-1, 0))
+    arrow(axes, DELAYED.side(1, 0), EXPERT.side(-1, 0))
+    arrow(axes, EXPERT.side(1, 0), FILTER.side(-1, 0))
+    arrow(axes, FILTER.side(0, -1), PURIFIED.side(0, 1))
+    note(axes, FILTER.side(0.06, -1.38), "passed", ha="left")
+    note(axes, FILTER.side(-0.1, -1.38), "rejected: recorded only", ha="right")
+    arrow(axes, DELAYED.side(0.6, -1), BASE.side(-0.6, 1))
+    note(axes, (6.45, 4.1), "images of D", ha="right")
+    arrow(axes, PURIFIED.side(-1, 0.2), BASE.side(1, 0.2))
+    arrow(axes, BASE.side(-1, 0.2), CLASSIFIER.side(1, 0.2))
+    arrow(axes, PURIFIED.side(-0.5, -1), CLASSIFIER.side(0.5, -1), bend=-0.09)
+    note(axes, (8.2, 1.57), "samples of P with their labels", ha="center")
+    arrow(axes, CLASSIFIER.side(-1, 0), JUDGE.side(1, 0))
+    note(axes, (3.09, 3.02), "predictions,\nreports", ha="center", va="bottom")
+    arrow(axes, STREAM.side(0, -1), JUDGE.side(0, 1), color=ROOMS["evaluate/"][0], dashed=True)
+    note(axes, (1.47, 4.33), "true labels go\nto the judge only", ha="left", color=ROOMS["evaluate/"][0])
 
 
-def _arrow(
+def arrow(
     axes: Axes,
     start: tuple[float, float],
     end: tuple[float, float],
@@ -171,7 +171,7 @@ def _arrow(
     )
 
 
-def _note(axes: Axes, at: tuple[float, float], text: str, *, ha: str, va: str = "center", color: str = PALE) -> None:
+def note(axes: Axes, at: tuple[float, float], text: str, *, ha: str, va: str = "center", color: str = PALE) -> None:
     axes.text(*at, text, ha=ha, va=va, fontsize=10.5, color=color, linespacing=1.25)
 
 

@@ -239,6 +239,22 @@ class Names:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Opinions:
+    """Mean AUROC of each opinion in the results of benchmarks/opinions.py, by noise."""
+
+    file: str
+
+    def lines(self) -> Lines:
+        measured = [json.loads(line) for line in (RESULTS / self.file).read_text().splitlines()]
+        noises = list(dict.fromkeys(line["noise"] for line in measured))
+        rows = []
+        for name in measured[0]["auroc"]:
+            found = {noise: [m["auroc"][name] for m in measured if m["noise"] == noise] for noise in noises}
+            rows.append([name, *(f"{100 * sum(values) / len(values):.1f}" for values in found.values())])
+        return [["AUROC, %", *noises], *rows]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BesidePaper:
     """A table of the paper with our cells, as `purereplay paper --markdown` prints it."""
 

@@ -22,6 +22,7 @@ from table_parts import (
     BesidePaper,
     Misses,
     Names,
+    Opinions,
     Paper,
     Row,
     Runs,
@@ -116,7 +117,7 @@ PRECISION = "mnist-fast-and-plain/{}-*.json"
 LIVE = {"patches": "live/{}-*.json", "experts": "live/experts/{}-*.json"}
 LIVE |= {"combined": "live/combined/{}-*.json"}
 
-TABLES: dict[str, Table | Names | BesidePaper | Verdicts | Misses] = {
+TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = {
     # README.md, docs/index.md
     "summary": Table(
         head="data, wrong labels",
@@ -138,6 +139,8 @@ TABLES: dict[str, Table | Names | BesidePaper | Verdicts | Misses] = {
     # docs/benchmarks.md
     "learners": Names(head="learner", described={entry.name: entry.summary for entry in entries()}),
     "presets": Names(head="preset", described=PRESETS),
+    # docs/pure-replay.md
+    "opinions": Opinions(file="opinions.jsonl"),
     # REPRODUCTION.md
     "verdicts": Verdicts(
         tables={

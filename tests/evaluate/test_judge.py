@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,21 @@ def test_unknown_truth_is_none_and_never_a_number():
     result = summary([line, task], None, 0.0)
     assert result["purity"] is None and result["filtered_noise"] is None and result["passed_noise"] is None
     assert result["filtered_noise_of_nominal"] is None and result["stream_noise"] is None
+
+
+def test_the_auroc_counts_pairs_and_ties_half():
+    index = torch.arange(6)
+    p = torch.tensor([0.9, 0.5, 0.5, 0.2, 0.8, 0.85], dtype=torch.float64)
+    line = replace(report([True] * 3, [0]), index=index, clean_probability=p, selected_mask=index >= 0)
+    pairs = [(float(p[i]), float(p[j])) for i in (0, 2, 4) for j in (1, 3, 5)]
+    expected = sum((right > wrong) + 0.5 * (right == wrong) for right, wrong in pairs) / 9
+    assert judge(TRUE).buffer_line(line)["auroc"] == pytest.approx(expected)
+    assert judge(TRUE).buffer_line(report([True] * 3, [0]))["auroc"] is None  # no wrong label in it
+    assert judge(None).buffer_line(line)["auroc"] is None
+    task = {"event": "task", "accuracy": 0.5, "task_accuracies": [0.5, 0.5], "class_accuracies": []}
+    known = judge(TRUE).buffer_line(line)
+    former = {name: value for name, value in known.items() if name != "auroc"}  # before this measure existed
+    assert summary([known, known | {"auroc": None}, former, task], 0.5, 0.5)["auroc"] == pytest.approx(expected)
 
 
 def test_nothing_passed_has_no_noise_share():

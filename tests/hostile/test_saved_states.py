@@ -76,7 +76,22 @@ def test_every_state_on_the_way_is_a_possible_one(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["spr", "self-replay", "crs+pencil", "prs", "gdumb", "ewc", "mir+jocor", "multitask", "der++", "er-mkd"]
+    "name",
+    [
+        "spr",
+        "self-replay",
+        "crs+pencil",
+        "prs",
+        "gdumb",
+        "ewc",
+        "mir+jocor",
+        "multitask",
+        "der++",
+        "er-mkd",
+        "puridiver",
+        "cnll",
+        "aer",
+    ],
 )
 def test_an_impossible_state_raised_any_error_or_was_accepted(name):
     one = learner(name)

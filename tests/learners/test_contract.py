@@ -30,12 +30,13 @@ SMALL = {  # for a stream of a few hundred samples; a learner takes those of its
     "candidates": "20",
     "cutmix": "0",
     "l2r_batch": "20",
+    "warm_up": "3",
     "pencil_stage1": "3",  # of some 40 epochs online
     "pencil_stage2": "8",
     "pencil_lr": "20",
     "jocor_epochs": "2",
 }
-EPOCHS = {"gdumb": "60", "multitask": "5"}
+EPOCHS = {"gdumb": "60", "multitask": "5", "puridiver": "40", "aer": "10", "cnll": "10"}
 
 
 def small_settings(name: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
 from purereplay.data.batch import Batch
@@ -16,6 +17,8 @@ from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed, linear_probe
+from purereplay.purify.agreement import label_agreement
+from purereplay.purify.patches import patch_features
 
 CPU = torch.device("cpu")
 SHAPE = (1, 8, 8)
@@ -82,6 +85,7 @@ def test_without_its_parts_it_is_self_purified_replay_with_patches():
         {"average": 0.0},
         {"base_features": False},
         {"sharpening": 0.0},
+        {"sharpening": 0.4, "agreement": 0.5},
         {"classifier": "layer"},
         {"classifier": "finetuned"},
         {"features": "inputs"},
@@ -119,6 +123,16 @@ def test_the_clean_probability_is_sharpened_by_the_opinion_of_the_given_label():
         if label < 2:  # class 2 was not seen before this buffer
             p = p**0.4 * max(1e-6, opinion[i, label] / largest) ** 0.6
         assert float(sharpened.clean_probability[i]) == pytest.approx(p, rel=1e-6)
+
+
+def test_agreement_takes_its_share_of_the_clean_probability():
+    plain, both = make(sharpening=0.0, base_features=False), make(sharpening=0.0, agreement=0.7, base_features=False)
+    batch = rows(40, 2, wrong=0.4)
+    [by_filter], [with_agreement] = plain.observe(batch), both.observe(batch)
+    patches = patch_features(batch.images, plain._seed("patches", 0), 64)
+    agreed = label_agreement(F.normalize(patches), batch.labels, 40)
+    expected = by_filter.clean_probability**0.3 * agreed.clamp(min=1e-6) ** 0.7
+    torch.testing.assert_close(with_agreement.clean_probability, expected)
 
 
 def test_wrong_labels_are_found_better_once_the_base_knows_the_classes():
@@ -225,6 +239,7 @@ def test_feature_vectors_are_learned_from():
     [
         {"replay": "union"},
         {"self_replay": "never"},
+        {"sharpening": 0.8, "agreement": 0.3},
         {"purified_weight": 0.0, "delayed_weight": 0.0},
         {"contrastive_weight": 0.0, "purified_weight": 0.0, "delayed_weight": 0.0, "sharpening": 0.0},
     ],

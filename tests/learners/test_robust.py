@@ -9,12 +9,15 @@ import torch.nn.functional as F
 
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
+from purereplay.learners.baselines.cnll import SemiSupervised
 from purereplay.learners.baselines.der import DarkExperience
 from purereplay.learners.baselines.er_ace import AsymmetricCrossEntropy
 from purereplay.learners.baselines.er_mkd import MomentumDistillation, flat
 from purereplay.learners.baselines.ewc import Elastic
 from purereplay.learners.baselines.mir import Interference
+from purereplay.learners.baselines.puridiver import RobustTraining
 from purereplay.learners.baselines.scr import SupervisedContrast
+from purereplay.learners.baselines.step_views import ViewKinds
 from purereplay.learners.robust.jocor import JoCoR, Twins
 from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.robust.pencil import Pencil
@@ -248,7 +251,23 @@ def test_jocor_passes_by_the_share_of_wrong_labels(noise, rate, forget):
 @pytest.mark.gpu
 @pytest.mark.parametrize("network", ["mlp", "resnet"])
 @pytest.mark.parametrize(
-    "name", ["none", "l2r", "pencil", "sl", "jocor", "ewc", "aum", "mir", "er-ace", "der", "scr", "er-mkd"]
+    "name",
+    [
+        "none",
+        "l2r",
+        "pencil",
+        "sl",
+        "jocor",
+        "ewc",
+        "aum",
+        "mir",
+        "er-ace",
+        "der",
+        "scr",
+        "er-mkd",
+        "puridiver",
+        "cnll",
+    ],
 )
 def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
     techniques = {
@@ -262,6 +281,8 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
         "der": DarkExperience(alpha=0.5, beta=0.5, n_replayed=2),
         "scr": SupervisedContrast(temperature=0.5, projection_size=8, views=Views()),
         "er-mkd": MomentumDistillation(strength=2.0, temperature=2.0, rate=0.2, views=Views()),
+        "puridiver": RobustTraining(views=ViewKinds(Views(), Views()), cutmix=0.5),
+        "cnll": SemiSupervised(views=ViewKinds(Views(), Views()), temperature=0.5, mixup=4, weight=3.0, delay=0),
     }
     technique = techniques.get(name)
     # a ResNet on 4×4 or 8×8 is chaotic: weights off by TF32's 0.0003 change AUM's margins by 0.15 and what MIR picks
@@ -285,6 +306,8 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
         extra |= {n: torch.zeros(20) for n in Margins.recorded} if name == "aum" else {}
         extra |= {"seen": torch.ones(C, dtype=torch.bool)} if name == "er-ace" else {}
         extra |= {"average": flat(stack([net.init(9)]))[0]} if name == "er-mkd" else {}
+        extra |= {"role": torch.arange(20) % 3, "small": torch.linspace(0, 1, 20)} if name == "puridiver" else {}
+        extra |= {"epoch_steps": torch.tensor(2.0)} if name == "cnll" else {}
         own = {"phase": "test", "network": net, "recipe": recipe, "lrs": torch.full((3,), 1e-3)}
         jobs.append(ListedJob(state=state, images=images, seed=k, labels=labels, index=index, extra=extra, **own))
     here = Engine(torch.device("cpu")).train(jobs)

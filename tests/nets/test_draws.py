@@ -57,6 +57,8 @@ def test_numbers_of_streams_stay():
         "CLEAN": 5,
         "FISHER_LABELS": 6,
         "MEMORY_REPLAY": 7,
+        "STEP_VIEWS": 8,
+        "MIXUP": 9,
     }
     key, step = torch.tensor([1]), torch.tensor(2)
     assert torch.equal(uniforms(key, step, 8, stream=RandomStream.SHIFT), uniforms(key, step, 8, stream=4))

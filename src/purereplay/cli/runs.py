@@ -122,9 +122,9 @@ def demo(
     ),
     seed: Seed = 1,
 ) -> None:
-    """Run Self-Purified Replay on 1,797 handwritten digits with 40 % wrong labels: about a minute, no download.
+    """Run Pure Replay on 1,797 handwritten digits with 40 % wrong labels: about half a minute, no download.
 
-    Two baselines then learn the same stream: plain replay (crs) and GDumb.
+    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream.
 
     Example:
 
@@ -135,7 +135,7 @@ def demo(
     from purereplay.evaluate.settings import resolve
     from purereplay.report.compare import show_comparison
 
-    learners = {out: "spr", out / "crs": "crs", out / "gdumb": "gdumb"}
+    learners = {out: "pure-replay", out / "spr": "spr", out / "crs": "crs"}
     clear_demo(list(learners))
     for path, learner in learners.items():
         settings = resolve(dataset="digits", learner=learner, preset_name="demo", seed=seed, device="cpu")
@@ -165,7 +165,7 @@ def plot(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs; unfinished ones are skipped.")],
-    measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise or forgetting.")] = "accuracy",
+    measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise, auroc or forgetting.")] = "accuracy",
     out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file for a bar chart.")] = None,
 ) -> None:
     """Compare runs: mean ± standard deviation over seeds, the best in bold, and a bar chart.

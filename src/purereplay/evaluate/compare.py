@@ -17,6 +17,7 @@ MEASURES = {  # in result.json: in words
     "accuracy": "accuracy",
     "purity": "purity of the memory",
     "filtered_noise": "filtered noise",
+    "auroc": "AUROC of the clean probability",
     "forgetting": "forgetting",
 }
 

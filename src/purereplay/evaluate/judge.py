@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 from torch import Tensor
 
 from purereplay.learners.base import FilterReport, Report
@@ -52,6 +53,21 @@ class Judge:
         share = self.noise_share(index)
         return None if share is None or not self.stream_noise else 1 - share / self.stream_noise
 
+    def auroc(self, report: FilterReport) -> float | None:
+        """Return the area under the ROC curve of the clean probability: the share of right-wrong pairs in right order.
+
+        Equal scores count half. None if the buffer does not hold both right and wrong labels.
+        """
+        if self._noisy_mask is None:
+            return None
+        wrong = self._noisy_mask[report.index.numpy()]
+        n_wrong = int(np.count_nonzero(wrong))
+        n_right = len(wrong) - n_wrong
+        if not n_wrong or not n_right:
+            return None
+        ranks = rankdata(report.clean_probability.numpy())
+        return float((ranks[~wrong].sum() - n_right * (n_right + 1) / 2) / (n_right * n_wrong))
+
     def buffer_line(self, report: Report) -> Line:
         """Return the line of metrics.jsonl on one delayed buffer."""
         passed = report.index[report.selected_mask] if isinstance(report, FilterReport) else None
@@ -62,6 +78,7 @@ class Judge:
             "noise": self.noise_share(report.index),
             "n_passed": None if passed is None else passed.shape[0],
             "passed_noise": None if passed is None else self.noise_share(passed),
+            "auroc": self.auroc(report) if isinstance(report, FilterReport) else None,
             "n_purified": report.held_index.shape[0],
             "purity": self.purity(report.held_index),
             "filtered_noise": self.filtered_noise(report.held_index),
@@ -104,6 +121,7 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
         "filtered_noise_of_nominal": nominal,  # differs if only some classes have noise
         "stream_noise": stream_noise,
         "passed_noise": _mean_passed_noise(buffers),
+        "auroc": _mean_auroc(buffers),
         "n_passed": None if last.get("n_passed") is None else sum(line["n_passed"] for line in buffers),
         "n_purified": last.get("n_purified", 0),
         "n_buffers": len(buffers),
@@ -128,3 +146,9 @@ def _mean_passed_noise(buffers: list[Line]) -> float | None:
     known = [(line["n_passed"], line["passed_noise"]) for line in buffers if line["passed_noise"] is not None]
     total = sum(n for n, _ in known)
     return sum(n * share for n, share in known) / total if total else None
+
+
+def _mean_auroc(buffers: list[Line]) -> float | None:
+    """Return the mean over the buffers for which it is known; earlier versions did not record it."""
+    known = [line["auroc"] for line in buffers if line.get("auroc") is not None]
+    return float(np.mean(known)) if known else None

@@ -50,6 +50,7 @@ RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
     "filtered_noise_of_nominal": or_null(AT_MOST_ONE),
     "stream_noise": _UNKNOWN_SHARE,
     "passed_noise": _UNKNOWN_SHARE,
+    "auroc": _UNKNOWN_SHARE,
     "n_passed": or_null(COUNT),
     "n_purified": COUNT,
     "n_buffers": COUNT,
@@ -60,6 +61,7 @@ RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
     "versions": OBJECT,
 }
 
+_ADDED = {"auroc"}  # values that lines of earlier versions lack
 _LINES: dict[str, dict[str, Kind]] = {  # by event
     "buffer": {
         "buffer": COUNT,
@@ -67,6 +69,7 @@ _LINES: dict[str, dict[str, Kind]] = {  # by event
         "noise": _UNKNOWN_SHARE,
         "n_passed": or_null(COUNT),
         "passed_noise": _UNKNOWN_SHARE,
+        "auroc": _UNKNOWN_SHARE,
         "n_purified": COUNT,
         "purity": _UNKNOWN_SHARE,
         "filtered_noise": or_null(AT_MOST_ONE),
@@ -88,7 +91,8 @@ def check_lines(lines: list[dict[str, Any]]) -> None:
     for number, line in enumerate(lines, 1):
         try:
             check_values(line, {"event": one_of(*_LINES)}, ["event"])
-            check_values(line, _LINES[line["event"]], _LINES[line["event"]])
+            kinds = _LINES[line["event"]]
+            check_values(line, kinds, kinds.keys() - _ADDED)
         except UserError as error:
             raise UserError(f"in line {number} {error}") from None
     tasks = [line for line in lines if line["event"] == "task"]

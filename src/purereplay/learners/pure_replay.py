@@ -1,7 +1,7 @@
 """Pure Replay: Self-Purified Replay in which the labels that pass the filter also teach.
 
 Everything of Self-Purified Replay stays: the delayed buffer D, the Self-Centered filter, the purified buffer P and
-NT-Xent on D ∪ P. Five parts are added, each a setting that can be switched off; without all of them the learner is
+NT-Xent on D ∪ P. Six parts are added, each a setting that can be switched off; without all of them the learner is
 `spr` with features=patches.
 
     purified_weight  the base also learns P's labels, by cross-entropy over all classes seen so far
@@ -10,6 +10,7 @@ NT-Xent on D ∪ P. Five parts are added, each a setting that can be switched of
     average          a moving average of the base's weights scores new samples and classifies
     base_features    the filter compares images by the average's projections as well
     sharpening       the average's opinion of the given label sharpens the filter's clean probability
+    agreement        so does the agreement of the label with those of similar samples in D and P
 
 The scores of a buffer depend on the base as trained on the buffers before it, so buffers are scored one by one.
 """
@@ -38,8 +39,11 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import UNLIKELY, Classifier, embed, linear_probe
 from purereplay.nets.jobs import Asks, Joint, JointJob
 from purereplay.nets.networks import BACKBONE, CLASSES, HEAD, Head, Network, State, part, prefixed
-from purereplay.purify.directions import main_directions
+from purereplay.purify.agreement import label_agreement
+from purereplay.purify.directions import concatenate_features, main_directions
+from purereplay.purify.patches import patch_features
 
+_DIRECTIONS = 64  # main directions that the agreement compares, of each kind of features
 _LEAST_OPINION = 1e-6  # of the classifier on a given label, so that no clean probability is 0
 
 
@@ -81,8 +85,14 @@ class PureReplaySettings(SprSettings):
     )
     base_features: bool = setting("the filter also compares the main directions of the base's projections", True)
     sharpening: float = setting(
-        "exponent of the classifier's opinion in the clean probability, filter^(1-s) · opinion^s; 0: off",
+        "exponent of the classifier's opinion in the clean probability: filter^(1-s-a) · opinion^s · agreement^a",
         0.8,
+        least=0,
+        most=1,
+    )
+    agreement: float = setting(
+        "exponent of the label's agreement with similar samples in D and P in the clean probability; 0: off",
+        0.0,
         least=0,
         most=1,
     )
@@ -118,6 +128,8 @@ class PureReplaySettings(SprSettings):
             raise UserError(
                 "sharpening and classifier=layer need a base that learns labels: purified_weight or delayed_weight."
             )
+        if self.sharpening + self.agreement > 1:
+            raise UserError(f"sharpening + agreement must be at most 1, not {self.sharpening + self.agreement:g}.")
         if not (self.learns_labels or self.contrastive_weight):
             raise UserError("The base learns nothing: raise one of contrastive_, purified_ and delayed_weight above 0.")
 
@@ -129,6 +141,7 @@ class PureReplay(SPR):
     joint: Joint | None  # the base's training; None: as in Self-Purified Replay
     base_features: bool
     sharpening: float
+    agreement: float
     how_to_classify: Literal["probe", "layer", "finetuned"]
     average: State = field(init=False)  # moving average of the base
     seen: Tensor = field(init=False)  # bool (n_classes,): classes that the base was trained on
@@ -156,19 +169,40 @@ class PureReplay(SPR):
         if self.base_features and self.n_replays:  # before its first training the base knows nothing
             more = [main_directions(embed(self.network, self.inference_base, b.batch.images)) for b in buffers]
         scored = yield from self.buffer_filter.score(buffers, self.n_classes, self._seed, more)
-        if self.sharpening and self.n_replays:
-            for buffer in scored:
-                buffer.clean_probability = self._sharpened(buffer)
+        for buffer in scored:
+            buffer.clean_probability = self._sharpened(buffer)
         return scored
 
     def _sharpened(self, buffer: ScoredBuffer) -> Tensor:
-        """Clean probabilities float64 (n,) with the classifier's opinion of every label that it knows."""
+        """Clean probabilities float64 (n,): the filter's, the opinion of the classifier, and the labels' agreement.
+
+        Their weighted geometric mean. The classifier has no opinion on a label that it has never seen.
+        """
         labels, by_filter = buffer.batch.labels, buffer.clean_probability
-        chances = self._by_layer().probabilities(buffer.batch.images).double().cpu()
-        opinion = chances.gather(1, labels[:, None])[:, 0]
-        opinion = (opinion / opinion.max().clamp(min=1e-9)).clamp(_LEAST_OPINION, 1)
-        sharpened = by_filter ** (1 - self.sharpening) * opinion**self.sharpening
-        return torch.where(self.seen[labels], sharpened, by_filter)
+        rest = torch.full_like(by_filter, 1 - self.agreement)
+        sharpened = torch.ones_like(by_filter)
+        if self.agreement:
+            sharpened = self._agreement(buffer).clamp(_LEAST_OPINION, 1) ** self.agreement
+        if self.sharpening and self.n_replays:
+            chances = self._by_layer().probabilities(buffer.batch.images).double().cpu()
+            opinion = chances.gather(1, labels[:, None])[:, 0]
+            opinion = (opinion / opinion.max().clamp(min=1e-9)).clamp(_LEAST_OPINION, 1)
+            exponent = self.sharpening * self.seen[labels]
+            sharpened, rest = sharpened * opinion**exponent, rest - exponent
+        return by_filter**rest * sharpened
+
+    def _agreement(self, buffer: ScoredBuffer) -> Tensor:
+        """Agreement float64 (n,) of the buffer's labels with those of similar samples in D and P."""
+        delayed, purified = buffer.batch, self.held()
+        images, labels = torch.cat([delayed.images, purified.images]), torch.cat([delayed.labels, purified.labels])
+        kinds = []
+        if delayed.images.dtype == torch.uint8:
+            kinds.append(patch_features(images, self._seed("patches", buffer.number), _DIRECTIONS))
+        else:
+            kinds.append(main_directions(images.flatten(1), _DIRECTIONS))
+        if self.base_features and self.n_replays:
+            kinds.append(main_directions(embed(self.network, self.inference_base, images), _DIRECTIONS))
+        return label_agreement(concatenate_features(*kinds), labels, delayed.n).cpu()
 
     # ---------------------------------------------------------------- training of the base
 
@@ -304,6 +338,7 @@ def build(settings: PureReplaySettings, data: DataSpec, *, engine: Engine, seed:
         joint=joint,
         base_features=s.base_features,
         sharpening=s.sharpening,
+        agreement=s.agreement,
         how_to_classify=s.classifier,
     )
 

@@ -66,6 +66,9 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "scr": "purereplay.learners.baselines.scr:ENTRY",
     "er-mkd": "purereplay.learners.baselines.er_mkd:ENTRY",
     "gdumb": "purereplay.learners.baselines.gdumb:ENTRY",
+    "puridiver": "purereplay.learners.baselines.puridiver:ENTRY",
+    "cnll": "purereplay.learners.baselines.cnll:ENTRY",
+    "aer": "purereplay.learners.baselines.aer:ENTRY",
     "multitask": "purereplay.learners.baselines.multitask:ENTRY",
 }
 _registered: dict[str, Entry] = {}

@@ -26,6 +26,8 @@ class RandomStream(IntEnum):
     CLEAN = 5  # clean samples of L2R
     FISHER_LABELS = 6  # labels sampled for EWC's Fisher information
     MEMORY_REPLAY = 7  # slots of a replay memory
+    STEP_VIEWS = 8  # views of a supervised step
+    MIXUP = 9  # partners and weights of mixup
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:

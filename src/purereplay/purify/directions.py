@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_DIRECTIONS = 32
+N_DIRECTIONS = 32
 _WHITENING = 0.7  # 0: main directions unchanged, 1: all of unit variance
 
 
-def main_directions(features: Tensor) -> Tensor:
-    """Return the projection on the main directions, (n, at most 32); it depends on the buffer alone."""
+def main_directions(features: Tensor, n_directions: int = N_DIRECTIONS) -> Tensor:
+    """Return the projection on the main directions, (n, at most n_directions); it depends on the buffer alone."""
     deviation, mean = torch.std_mean(features, 0, correction=0)
     x = ((features - mean) / (deviation + 1e-6)).double()
     few_images = x.shape[0] <= x.shape[1]  # the smaller of two products with the same eigenvalues
     values, vectors = torch.linalg.eigh(x @ x.T if few_images else x.T @ x)
-    size, directions = values[-_DIRECTIONS:].clamp(min=1e-12).sqrt(), vectors[:, -_DIRECTIONS:]
+    size, directions = values[-n_directions:].clamp(min=1e-12).sqrt(), vectors[:, -n_directions:]
     directions = directions * size if few_images else x @ directions
     found: Tensor = directions / size**_WHITENING
     return found.float()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from purereplay.errors import InputError
-from purereplay.purify.directions import main_directions
+from purereplay.purify.directions import N_DIRECTIONS, main_directions
 
 _MAX_SIDE = 32  # pixels; larger images are averaged down
 _PATCH = 6 / 32  # side of a patch as a share of the image's
@@ -26,8 +26,8 @@ _GRID = 2  # responses are averaged over 2 × 2 parts of the image
 _BATCH, _CPU_BATCH = 100, 5  # images at once: occupies a GPU, fits into a CPU's cache; the results are equal
 
 
-def patch_features(images: Tensor, seed: int) -> Tensor:
-    """Return features (n, at most 32) of a buffer's images, on their device; only buffer and seed matter."""
+def patch_features(images: Tensor, seed: int, n_directions: int = N_DIRECTIONS) -> Tensor:
+    """Return features (n, at most n_directions) of images, on their device; only images and seed matter."""
     if images.dtype != torch.uint8 or images.ndim != 4 or not images.numel():
         shape = tuple(images.shape)
         raise InputError(f"Images must be uint8 (n, channels, height, width), not {images.dtype} of shape {shape}.")
@@ -39,7 +39,8 @@ def patch_features(images: Tensor, seed: int) -> Tensor:
         for some in torch.split(images, _BATCH if images.is_cuda else _CPU_BATCH)
     ]
     filters, offset = _make_filters(torch.cat(pixels), size, torch.Generator().manual_seed(seed))
-    return main_directions(torch.cat([_responses(some, filters, offset) for some in pixels]))
+    responses = torch.cat([_responses(some, filters, offset) for some in pixels])
+    return main_directions(responses, n_directions)
 
 
 def _make_filters(pixels: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -59,6 +59,8 @@ def show_result(path: Path, result: Line) -> None:
     table.add_row("noise in the stream", percent(result["stream_noise"]))
     if result["n_passed"] is not None:
         table.add_row("noise in what passed the filter", percent(result["passed_noise"]))
+        if result.get("auroc") is not None:
+            table.add_row("AUROC of the clean probability", percent(result["auroc"]))
     table.add_row(
         "purity of P" if result["n_passed"] is not None else "purity of the memory", percent(result["purity"])
     )

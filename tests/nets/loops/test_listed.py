@@ -4,11 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purereplay.learners.baselines.cnll import SemiSupervised
 from purereplay.learners.baselines.der import DarkExperience
 from purereplay.learners.baselines.er_ace import AsymmetricCrossEntropy
 from purereplay.learners.baselines.er_mkd import MomentumDistillation, flat
 from purereplay.learners.baselines.mir import Interference
+from purereplay.learners.baselines.puridiver import RobustTraining
 from purereplay.learners.baselines.scr import SupervisedContrast
+from purereplay.learners.baselines.step_views import ViewKinds
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed, ListedJob
@@ -19,6 +22,7 @@ from purereplay.nets.views import Views
 from purereplay.purify.aum import Margins
 
 CPU = torch.device("cpu")
+KINDS = ViewKinds(Views(area=(0.8, 1.0)), Views(area=(0.5, 1.0)))
 NETWORK = Network(MLP(16, (12, 12)), Head(4))
 
 
@@ -170,8 +174,14 @@ def test_shifts_take_part_in_training():
             optimizer="sgd",
             technique=MomentumDistillation(strength=2.0, temperature=2.0, rate=0.2, views=Views()),
         ),
+        Listed(batch_size=6, optimizer="sgd", technique=RobustTraining(views=KINDS, cutmix=0.5)),
+        Listed(
+            batch_size=6,
+            optimizer="sgd",
+            technique=SemiSupervised(views=KINDS, temperature=0.5, mixup=4, weight=3.0, delay=0),
+        ),
     ],
-    ids=["adam", "sgd", "mir", "pencil", "aum", "er-ace", "der", "scr", "er-mkd"],
+    ids=["adam", "sgd", "mir", "pencil", "aum", "er-ace", "der", "scr", "er-mkd", "puridiver", "cnll"],
 )
 @pytest.mark.parametrize("kind", ["mlp", "resnet"])
 def test_networks_of_other_ages_rates_and_lengths_train_together(recipe, kind):
@@ -193,6 +203,10 @@ def test_networks_of_other_ages_rates_and_lengths_train_together(recipe, kind):
             extra["seen"] = torch.zeros(4, dtype=torch.bool).scatter(0, one.labels, True)
         if isinstance(recipe.technique, MomentumDistillation):
             extra["average"] = flat(stack([one.state]))[0]
+        if isinstance(recipe.technique, RobustTraining):
+            extra |= {"role": torch.arange(20) % 3, "small": torch.linspace(0, 1, 20)}
+        if isinstance(recipe.technique, SemiSupervised):
+            extra["epoch_steps"] = torch.tensor(2.0)
         jobs.append(replace(one, extra=extra))
     together = Engine(CPU).train(jobs)
     for one, trained in zip(jobs, together, strict=True):

@@ -45,7 +45,7 @@ class ErAceSettings(MemorySettings, AugmentSettings):
 class AsymmetricCrossEntropy(Technique):
     """The loss of ER-ACE; `seen` (K, classes) marks the classes of all incoming samples so far."""
 
-    n_replayed: int  # the last samples of a step
+    n_replayed: int  # the last samples of a step; 0: none
 
     recorded: ClassVar[tuple[str, ...]] = ("seen",)
 
@@ -55,10 +55,12 @@ class AsymmetricCrossEntropy(Technique):
         seen = step.extra["seen"]
         present = (new[..., None] == torch.arange(seen.shape[1], device=new.device)).any(1)
         seen.logical_or_(present & step.active[:, None])
-        incoming, replayed = (
-            step.network.outputs(step.state, images, training=True) for images in torch.split(step.images, sizes, 1)
+        incoming, *replayed = (
+            step.network.outputs(step.state, images, training=True)
+            for images in torch.split(step.images, [n for n in sizes if n], 1)
         )
-        return _cross_entropy_among(present, incoming, new) + _cross_entropy_among(seen, replayed, old)
+        loss = _cross_entropy_among(present, incoming, new)
+        return loss + _cross_entropy_among(seen, replayed[0], old) if replayed else loss
 
 
 def _cross_entropy_among(classes: Tensor, logits: Tensor, labels: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ At the end of a task the diagonal of the Fisher information is estimated; from t
 for every finished task (`consolidation.py`).
 
 Choices where the papers leave them open: the Fisher information is that of the network's own predictions, with a label
-drawn from them for each sample, on the last samples of the task, as many as the other baselines' memories hold. This is
-the only learner that is told where tasks end.
+drawn from them for each sample, on the last samples of the task, as many as the other baselines' memories hold. The
+learner is told where tasks end.
 """
 
 from __future__ import annotations

@@ -19,16 +19,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from purereplay.data.batch import Batch, check_batch
-from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, forms_like, n_rows, total, with_prefix
+from purereplay.data.batch import Batch
+from purereplay.data.forms import COUNT, Forms, Limits, forms_like, with_prefix
 from purereplay.data.seeds import derive_seed
-from purereplay.learners.base import PIECE, Report, Workload, optimizer_forms
-from purereplay.learners.baselines.base import Baseline
+from purereplay.learners.base import PIECE, Report, Workload
+from purereplay.learners.baselines.continued import ContinuedLearner
 from purereplay.learners.baselines.pool import Pool, ReplayDraws, ReplayPool, Rows
 from purereplay.learners.robust.settings import RobustSettings
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
-from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Listed, ListedJob
 from purereplay.nets.networks import State, part, prefixed
 
@@ -108,35 +107,15 @@ def n_pieces(task_ends: tuple[int, ...]) -> int:
 
 
 @dataclass(kw_only=True)
-class OnlineLearner(Baseline):
+class OnlineLearner(ContinuedLearner):
     """A learner that trains on every incoming batch once."""
 
     training: OnlineTraining
-    weights: State = field(init=False)
-    optimizer: State | None = field(default=None, init=False)
-    waiting: Batch = field(init=False)  # samples taken and not trained on yet
     n_batches: int = field(default=0, init=False)  # batches trained on so far
-    n_done: int = field(default=0, init=False)  # jobs done so far
-    finished: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        device = self.engine.device
-        self.weights = self.network.fresh(derive_seed(self.seed, "weights"), device)
-        images = torch.empty((0, *self.image_shape), dtype=torch.uint8, device=device)
-        self.waiting = Batch(images, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-
-    def take(self, batch: Batch) -> None:
-        check_batch(batch, self.image_shape, self.n_classes)
-        new = Batch(batch.images.to(self.engine.device), batch.labels.cpu(), batch.index.cpu())
-        self.waiting = Batch(*(torch.cat(pair) for pair in zip(self.waiting, new, strict=True)))
 
     @property
-    def pending(self) -> bool:
-        return self.waiting.n >= self.training.batch_size or (self.finished and self.waiting.n > 0)
-
-    def finish(self) -> None:
-        self.finished = True
+    def n_wanted(self) -> int:
+        return self.training.batch_size
 
     def work(self) -> Asks[Report | None]:
         size = min(self.training.batch_size, self.waiting.n)
@@ -211,35 +190,15 @@ class OnlineLearner(Baseline):
         """Return the tensors that the loss works with."""
         return dict(self.loss.constants)
 
-    def classify(self) -> Asks[Classifier]:
-        return Classifier(self.network, self.weights, self.image_shape)
-        yield  # a generator that requests no training
-
     def state(self) -> State:
-        state = {name: torch.tensor(getattr(self, name)) for name in ("n_batches", "n_done", "finished")}
-        state |= prefixed("weights.", self.weights) | prefixed("optimizer.", self.optimizer or {})
-        state |= prefixed("waiting.", self.waiting._asdict())
-        return state | {"generator": self.generator.get_state()}
+        return super().state() | {"n_batches": torch.tensor(self.n_batches)}
 
     def forms(self, state: State, limits: Limits) -> Forms | None:
-        n_waiting = n_rows(state, "waiting.labels", limits.n_samples)
-        forms = {"n_batches": COUNT, "n_done": COUNT, "finished": FLAG}
-        forms |= forms_like({"generator": self.generator.get_state()})
-        forms |= with_prefix("weights.", forms_like(self.weights))
-        forms |= with_prefix("waiting.", batch_forms(n_waiting, self.image_shape, torch.uint8, limits))
-        if total(state, "n_batches"):
-            forms |= with_prefix("optimizer.", optimizer_forms(self.weights))
-        return forms
+        return (super().forms(state, limits) or {}) | {"n_batches": COUNT}
 
     def load(self, state: State) -> None:
-        device = self.engine.device
-        self.n_batches, self.n_done = int(state["n_batches"]), int(state["n_done"])
-        self.finished = bool(state["finished"])
-        self.generator.set_state(state["generator"].cpu())
-        self.weights = {name: t.to(device) for name, t in part(state, "weights.").items()}
-        self.optimizer = {name: t.to(device) for name, t in part(state, "optimizer.").items()} or None
-        waiting = part(state, "waiting.")
-        self.waiting = Batch(waiting["images"].to(device), waiting["labels"].cpu(), waiting["index"].cpu())
+        super().load(state)
+        self.n_batches = int(state["n_batches"])
 
 
 @dataclass(kw_only=True)

@@ -59,7 +59,7 @@ class Pool:
 
     def __init__(self, incoming: Batch, *, batch_size: int, room: int) -> None:
         """`room` is the number of incoming samples that every job has space for, so that jobs share a loop."""
-        self.samples = Batch(*(_padded(t, room) for t in incoming))
+        self.samples = Batch(*(padded(t, room) for t in incoming))
         self._rows = np.arange(incoming.n).reshape(-1, batch_size)
 
     def batches(self) -> Iterator[Rows]:
@@ -82,7 +82,7 @@ class ReplayPool(Pool):
     ) -> None:
         super().__init__(incoming, batch_size=batch_size, room=room)
         held, capacity = memory.contents(), memory.capacity
-        slots = (torch.cat([_padded(t, capacity), new]) for t, new in zip(held, self.samples, strict=True))
+        slots = (torch.cat([padded(t, capacity), new]) for t, new in zip(held, self.samples, strict=True))
         self.samples = Batch(*slots)
         self._rows = self._rows + capacity
         self.memory = deepcopy(memory)  # as it is after all batches
@@ -128,6 +128,6 @@ def join(batch: Rows, replayed: Rows) -> Rows:
     return np.concatenate([batch, replayed])
 
 
-def _padded(t: torch.Tensor, n: int) -> torch.Tensor:
+def padded(t: torch.Tensor, n: int) -> torch.Tensor:
     """t (m, ...) with zeros after it, (n, ...)."""
     return torch.cat([t, t.new_zeros((n - t.shape[0], *t.shape[1:]))])
