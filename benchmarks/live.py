@@ -3,6 +3,7 @@
     python benchmarks/live.py --out results/live                          # digits, seeds 1 to 3
     python benchmarks/live.py --data mnist                                # 2,000 images of 28×28
     python benchmarks/live.py --data cifar10 --set features=projection    # other settings of `learn`
+    python benchmarks/live.py --learner spr,pure-replay --out results/live/learners    # two learners, by turns
 
 The learner sees the folder only, not the true labels.
 """
@@ -62,12 +63,12 @@ def make_folders(data: str, folder: Path) -> Truth:
     return truth
 
 
-def measure(folder: Path, truth: Truth, seed: int, options: list[str]) -> dict[str, Any]:
+def measure(folder: Path, truth: Truth, seed: int, learner: str, options: list[str]) -> dict[str, Any]:
     """Run the commands of the document, `learn` with further options, and return the measurements."""
-    state = folder / f"state-{seed}"
+    state = folder / f"state-{learner}-{seed}"
     seconds = {}
     for name, arguments in {
-        "learn": ["digits", "--seed", str(seed), "--device", "cpu", *options],
+        "learn": ["digits", "--seed", str(seed), "--device", "cpu", "--learner", learner, *options],
         "audit": ["--out", "audit.csv", "--device", "cpu"],
         "predict": ["new", "--format", "csv", "--device", "cpu"],
     }.items():
@@ -84,6 +85,7 @@ def measure(folder: Path, truth: Truth, seed: int, options: list[str]) -> dict[s
     predicted = list(csv.DictReader(done.stdout.splitlines()))
     first = np.arange(len(audit)) < 100
     return {
+        "learner": learner,
         "seed": seed,
         "samples": len(audit),
         "wrong": float(wrong.mean()),
@@ -94,8 +96,6 @@ def measure(folder: Path, truth: Truth, seed: int, options: list[str]) -> dict[s
         "wrong_among_first_100": float(wrong[first].mean()),
         "true_label_found": float(told[wrong & rejected].mean()),
         "accuracy": float(np.mean([truth[Path(row["image"]).name] == row["label"] for row in predicted])),
-        "plain_replay": plain_replay(folder, truth, seed, shuffled=False),
-        "plain_replay_shuffled": plain_replay(folder, truth, seed, shuffled=True),
         "seconds": seconds,
     }
 
@@ -127,20 +127,28 @@ def _pixels(paths: list[Path]) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for one JSON file per seed")
+    parser.add_argument("--out", type=Path, help="folder for one JSON file per seed; a folder per learner if several")
     parser.add_argument("--data", choices=("digits", "mnist", "cifar10"), default="digits")
+    parser.add_argument("--learner", default="spr", help="comma-separated learners of `learn`; several run by turns")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of `learn`")
     arguments = parser.parse_args()
     options = [text for value in arguments.set for text in ("--set", value)]
     with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), arguments.data
         truth = make_digits(folder) if data == "digits" else make_folders(data, folder)
+        learners = arguments.learner.split(",")
         for seed in (1, 2, 3):
-            found = measure(folder, truth, seed, options)
-            print(json.dumps(found, indent=2), flush=True)
-            if arguments.out:
-                arguments.out.mkdir(parents=True, exist_ok=True)
-                (arguments.out / f"{data}-seed-{seed}.json").write_text(json.dumps(found, indent=2) + "\n")
+            plain = {
+                "plain_replay": plain_replay(folder, truth, seed, shuffled=False),
+                "plain_replay_shuffled": plain_replay(folder, truth, seed, shuffled=True),
+            }
+            for learner in learners:
+                found = measure(folder, truth, seed, learner, options) | plain
+                print(json.dumps(found, indent=2), flush=True)
+                if arguments.out:
+                    out = arguments.out / learner if len(learners) > 1 else arguments.out
+                    out.mkdir(parents=True, exist_ok=True)
+                    (out / f"{data}-seed-{seed}.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

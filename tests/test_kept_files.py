@@ -57,7 +57,7 @@ def test_a_state_is_read(kept, tmp_path):
         found, settings = status(store), store.settings
         done = audit(store, CPU, tmp_path / "audit.csv")
         classifier, labels = ready_classifier(store, CPU)
-    assert isinstance(settings, StateSettings) and settings.shape == (1, 6, 6)
+    assert isinstance(settings, StateSettings) and settings.shape == (1, 6, 6) and settings.learner == "spr"
     assert (settings.preset, settings.options.lr, settings.options.finetune_lr) == ("live", 3e-4, 2e-3)
     assert (found["samples"], found["scored"], found["waiting"], found["buffers"]) == (50, 40, 10, 2)
     assert (found["preset"], found["delayed_size"], found["image_shape"]) == ("live", 20, (1, 6, 6))
@@ -124,7 +124,7 @@ def saved_facts(path: Path) -> dict:
 def test_a_saved_estimator_predicts_as_before(kept):
     loaded, expected = SelfPurifiedClassifier.load(kept / "estimator.safetensors"), np.load(kept / "estimator.npz")
     np.testing.assert_allclose(loaded.predict_proba(expected["X"]), expected["proba"], atol=1e-4)
-    assert loaded.preset == "live" and loaded.n_seen_ == 50 and loaded.n_features_in_ == 5
+    assert (loaded.learner, loaded.preset) == ("spr", "live") and loaded.n_seen_ == 50 and loaded.n_features_in_ == 5
     assert loaded.settings == {"hidden": 8, "projection_size": 8, "finetune_lr": 0.01}
     assert len(loaded.suspects()) == 40 and len(loaded.purified().y) == 20
     assert 0 <= loaded.noise_estimate().overall.rate <= 1
@@ -138,6 +138,7 @@ def test_a_saved_estimator_continues_and_is_saved_under_the_present_names(kept, 
     loaded.save(tmp_path / "again.safetensors")
     facts = saved_facts(tmp_path / "again.safetensors")
     assert facts["format"] == 2 and not any(name in json.dumps(facts) for name in OLD_NAMES)
+    assert facts["learner"] == facts["params"]["learner"] == "spr"
     assert facts["options"]["lr"] == 3e-4 and facts["options"]["finetune_lr"] == 0.01
     again = SelfPurifiedClassifier.load(tmp_path / "again.safetensors")
     assert np.array_equal(again.predict_proba(X), loaded.predict_proba(X))

@@ -29,12 +29,12 @@ from purereplay.data.labels import LabelBook, in_order, label_array, label_to_js
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, InputTypeError, UserError
+from purereplay.learners import own_data
 from purereplay.learners.base import DataSpec
 from purereplay.learners.recorded import RecordedLearner, Scale
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
-from purereplay.learners.saved import check_facts, check_options, read_saved_labels
-from purereplay.learners.settings import DataFacts, from_json, resolve
-from purereplay.learners.spr.build import build_spr
+from purereplay.learners.saved import check_facts, check_options, read_saved_labels, with_learner
+from purereplay.learners.settings import DataFacts, from_json
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.learners.turns import Turns
 from purereplay.nets.device import pick_device, pick_precision
@@ -118,6 +118,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     Parameters
     ----------
+    learner : str, default="spr"
+        Learner that scores samples: "spr" or "pure-replay".
     preset : str, default="live"
         Name of a set of settings; `purereplay settings` lists them.
     delayed_size : int, optional
@@ -165,6 +167,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __init__(
         self,
         *,
+        learner: str = own_data.DEFAULT,
         preset: str = "live",
         delayed_size: int | None = None,
         purified_size: int | None = None,
@@ -174,6 +177,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         device: str = "auto",
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
+        self.learner = learner
         self.preset = preset
         self.delayed_size = delayed_size
         self.purified_size = purified_size
@@ -445,6 +449,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if type(facts.get("format")) is not int or facts["format"] not in (1, FORMAT):
             raise UserError(f"{path} has format {facts.get('format')!r}, this version reads format {FORMAT}.")
         try:
+            facts = with_learner(facts)
             check_facts(facts)
             if facts["format"] == 1:
                 facts = _from_format_1(facts)
@@ -461,6 +466,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         params = self.get_params(deep=False)
         return {
             "params": {name: _plain(value) for name, value in params.items()},
+            "learner": self._learner,
             "options": asdict(self._options),  # resolved, so that the presets of a later version do not matter
             "seed": self._recorded.learner.seed,
             "shape": self._recorded.learner.image_shape,
@@ -477,10 +483,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return self._turns.reading(lambda: (self._facts(), self._tensors()))
 
     def _restore(self, facts: dict[str, Any], tensors: State) -> None:
-        options = from_json(SprSettings, facts["options"])
+        learner = facts["learner"]
+        options = from_json(own_data.settings_class(learner), facts["options"])
         names = facts.get("feature_names")  # None in files of version 0.1.0
         own = None if names is None else np.array(names, dtype=object)
-        self._build(options, tuple(facts["shape"]), facts["vectors"], facts["seed"], own)
+        self._build(learner, options, tuple(facts["shape"]), facts["vectors"], facts["seed"], own)
         self._know(facts["labels"])
         self._names.load(tensors["sample_ids"])
         self._recorded.restore({name: t for name, t in tensors.items() if name != "sample_ids"})
@@ -536,12 +543,12 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """Start a new learner for samples of this kind."""
         shape, vectors = _shape(samples), is_vectors(samples)
         facts = DataFacts(shape, is_vectors=vectors)
-        options = resolve(SprSettings, self._chosen(), facts, preset=self.preset)
+        options = own_data.resolved(self.learner, self._chosen(), facts, preset=self.preset)
         if isinstance(self.random_state, int | np.integer):
             seed = int(self.random_state)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._build(options, shape, vectors, seed, names)
+        self._build(self.learner, options, shape, vectors, seed, names)
 
     def _chosen(self) -> dict[str, Any]:
         """Return the settings that the arguments change."""
@@ -554,12 +561,14 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 raise UserError(f"The setting {name} is {value} as an argument and {chosen[name]} in settings.")
         return chosen
 
-    def _build(self, options: SprSettings, shape: Shape, vectors: bool, seed: int, names: NDArray[Any] | None) -> None:
+    def _build(
+        self, name: str, options: SprSettings, shape: Shape, vectors: bool, seed: int, names: NDArray[Any] | None
+    ) -> None:
         device = pick_device(self.device)
         engine = Engine(torch.device(device), precision=pick_precision("auto", device))
         data = DataSpec(image_shape=shape, n_classes=0, is_vectors=vectors)
         try:
-            learner = build_spr(options, data, engine=engine, seed=seed)
+            learner = own_data.build(name, options, data, engine=engine, seed=seed)
         except (MemoryError, RuntimeError) as error:  # PyTorch has no error type for the CPU's memory
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
@@ -569,7 +578,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         learner.buffer_filter.one_by_one = True
         together = device == "cuda" and not vectors and options.filter == "self-centered"
         self._recorded = RecordedLearner(learner, lookahead=64 if together else 1)
-        self._options, self._labels, self._names = options, LabelBook(), SampleNames()
+        self._learner, self._options = name, options
+        self._labels, self._names = LabelBook(), SampleNames()
         self.n_seen_ = 0
         known = {"n_features_in_": shape[0] if vectors else None, "feature_names_in_": names if vectors else None}
         for name, value in known.items():

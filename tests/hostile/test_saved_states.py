@@ -27,7 +27,7 @@ from purereplay.nets.lockstep import drive
 sys.path.insert(0, str(Path(__file__).parents[1] / "live"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "learners"))
 from test_contract import NAMES, learner, same, separable
-from tiny_state import items, tiny
+from tiny_state import LEARNERS, items, tiny
 
 CPU = Engine(torch.device("cpu"))
 LIMITS = Limits(10, 4000)
@@ -122,12 +122,13 @@ def test_a_state_of_a_subclass_may_hold_more():
 # ---------------------------------------------------------------- saved estimators
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+@pytest.fixture(scope="module", params=LEARNERS)
+def saved(tmp_path_factory, request):
     """The contents of a saved estimator with samples in every place."""
     rng = np.random.default_rng(0)
     small = {"hidden": 8, "projection_size": 4, "finetune_epochs": 2}
-    one = SelfPurifiedClassifier(delayed_size=20, purified_size=15, expert_epochs=1, base_epochs=1, settings=small)
+    sizes = {"delayed_size": 20, "purified_size": 15, "expert_epochs": 1, "base_epochs": 1}
+    one = SelfPurifiedClassifier(learner=request.param, **sizes, settings=small)
     one.partial_fit(rng.normal(size=(50, 5)), [i % 3 for i in range(50)], sample_ids=[f"s{i}" for i in range(50)])
     path = tmp_path_factory.mktemp("saved") / "one.safetensors"
     one.save(path)
@@ -194,6 +195,10 @@ VALUES = [None, -1, 0, 1.5, 10**30, "x", [], [[]], {}, {"a": 1}, True, float("na
 
 def test_an_estimator_with_impossible_facts_is_refused(saved, tmp_path):
     path, n_variants = tmp_path / "one.safetensors", 0
+    for value in VALUES:
+        refused(path, saved.tensors, changed(saved.facts, "learner", value))
+    for other in {*LEARNERS, "self-replay", "crs"} - {saved.facts["learner"]}:
+        refused(path, saved.tensors, changed(saved.facts, "learner", other))
     good = {"seed": [-1, 0, 10**30], "shape": [], "vectors": [True], "labels": [], "params": [], "options": []}
     for name, fine in good.items():
         for value in VALUES:

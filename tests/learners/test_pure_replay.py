@@ -149,13 +149,27 @@ def test_wrong_labels_are_found_better_once_the_base_knows_the_classes():
 
 def test_a_class_that_is_added_later_is_as_if_it_had_been_there():
     small, large = make(n_classes=2), make(n_classes=5)
-    first, second = rows(80, 1), rows(80, 2, classes=(1, 3))
+    first, second = rows(80, 1), rows(80, 2, classes=(1, 4))
     for one in (small, large):
         one.observe(first)
     small.grow(5)
     for one in (small, large):
         one.observe(second)
     assert close(small.state(), large.state())  # products of other widths round differently
+
+
+def test_when_a_class_is_announced_does_not_matter():
+    early, late = make(n_classes=1), make(n_classes=1)
+    early.grow(6)
+    late.grow(2)
+    for one in (early, late):
+        one.observe(rows(80, 1))
+    late.grow(6)
+    assert same(early.state(), late.state()) and early.network.n_classes == 2
+    for one in (early, late):
+        assert one.classifier().network.head.n_outputs == 6
+        one.observe(rows(80, 2, classes=(1, 4)))
+    assert same(early.state(), late.state()) and early.network.n_classes == 5
 
 
 def test_a_grown_state_is_restored_into_a_fresh_learner():

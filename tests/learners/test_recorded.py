@@ -5,33 +5,41 @@ import pytest
 import torch
 
 from purereplay.learners.base import DataSpec
+from purereplay.learners.pure_replay import PureReplaySettings
+from purereplay.learners.pure_replay import build as build_pure_replay
 from purereplay.learners.recorded import SAMPLE_SIZE, RecordedLearner, Scale, fit_scale
 from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Job, Trained
 
-TINY = SprSettings(
-    delayed_size=20,
-    purified_size=15,
-    network="mlp",
-    hidden=16,
-    projection_size=8,
-    expert_epochs=4,
-    base_epochs=3,
-    expert_batch=20,
-    base_batch=20,
-    warm_epochs=1,
-    finetune_epochs=3,
-    small_class="keep",
-)
+SIZES = {
+    "delayed_size": 20,
+    "purified_size": 15,
+    "network": "mlp",
+    "hidden": 16,
+    "projection_size": 8,
+    "expert_epochs": 4,
+    "base_epochs": 3,
+    "expert_batch": 20,
+    "base_batch": 20,
+    "warm_epochs": 1,
+    "finetune_epochs": 3,
+    "small_class": "keep",
+}
+TINY = SprSettings(**SIZES)
+LEARNERS = {
+    "spr": (TINY, build_spr),
+    "pure-replay": (PureReplaySettings(**SIZES, features="projection"), build_pure_replay),
+}
 
 
-def recorded(vectors=True, n_classes=3, engine=None) -> RecordedLearner:
+def recorded(vectors=True, n_classes=3, engine=None, learner="spr") -> RecordedLearner:
     shape = (4, 1, 1) if vectors else (1, 5, 6)
     engine = engine or Engine(torch.device("cpu"))
     data = DataSpec(image_shape=shape, n_classes=n_classes, is_vectors=vectors)
-    return RecordedLearner(build_spr(TINY, data, engine=engine, seed=3))
+    settings, build = LEARNERS[learner]
+    return RecordedLearner(build(settings, data, engine=engine, seed=3))
 
 
 def samples(n, vectors=True, seed=0):
@@ -47,11 +55,12 @@ def same(a: RecordedLearner, b: RecordedLearner) -> bool:
     return set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("vectors", [True, False])
 @pytest.mark.parametrize("pieces", [(1,) * 50, (19, 2, 29), (50,), (20, 20, 10)])
-def test_the_pieces_do_not_matter(vectors, pieces):
+def test_the_pieces_do_not_matter(learner, vectors, pieces):
     x, y = samples(50, vectors)
-    whole, cut = recorded(vectors), recorded(vectors)
+    whole, cut = (recorded(vectors, learner=learner) for _ in range(2))
     whole.put(x, y)
     whole.work()
     for own_x, own_y in zip(x.split(pieces), y.split(pieces), strict=True):
@@ -123,29 +132,33 @@ class Stops(Engine):
         return super().train(jobs)
 
 
+@pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("stop_at", ["expert", "base"])
-def test_interrupted_work_continues(stop_at):
+def test_interrupted_work_continues(learner, stop_at):
     """Interrupted in the training of every buffer and restored from its state, it ends with the same result."""
     x, y = samples(65)
-    whole = recorded()
+    whole = recorded(learner=learner)
     whole.put(x, y)
     whole.work(flush=True)
-    ours, stopped = recorded(engine=Stops(stop_at, lets=0)), []
+    ours, stopped = recorded(engine=Stops(stop_at, lets=0), learner=learner), []
     ours.put(x, y)
     while ours.verdicts.n < 65:
         try:
             ours.work(flush=True)
         except InterruptedError:
             stopped.append(ours.learner.n_done)
-        moved = recorded(engine=Stops(stop_at, lets=1))
+        moved = recorded(engine=Stops(stop_at, lets=1), learner=learner)
         moved.load({name: t.clone() for name, t in ours.state().items()})
         ours = moved
     assert stopped == [0, 1, 2, 3] and same(ours, whole)
 
 
-def test_unannounced_labels_may_appear():
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_unannounced_labels_may_appear(learner):
+    """Announced before the first sample, or unknown until they appear."""
     x, y = samples(50)
-    known, grown = recorded(n_classes=3), recorded(n_classes=0)
+    known, grown = (recorded(n_classes=0, learner=learner) for _ in range(2))
+    known.grow(3)
     known.put(x, y)
     known.work()
     for start in range(0, 50, 10):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_state import fingerprint, items, picture, png, tiny
+from tiny_state import LEARNERS, fingerprint, items, picture, png, tiny
 
 from purereplay.errors import UserError
 from purereplay.live import predict as predicting
@@ -22,11 +22,11 @@ from purereplay.nets.engine import Engine
 ENGINE = Engine(torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+@pytest.fixture(scope="module", params=LEARNERS)
+def finished(tmp_path_factory, request):
     """Two scored buffers of three labels, and five samples that wait."""
     folder = tmp_path_factory.mktemp("finished") / "state"
-    with tiny(folder) as session:
+    with tiny(folder, request.param) as session:
         session.take(items(0, 45))
         session.work()
     return folder
@@ -78,6 +78,7 @@ def test_an_audit_lists_every_decision(state):
 
 
 def test_the_likely_other_label_is_the_classifier_s(state):
+    fix(state, "id,label\n" + "".join(f"s{i},label 1\n" for i in range(0, 40, 3)))  # given: label 0
     with Store.reading(state) as store:
         classifier, labels = ready_classifier(store, ENGINE)
         pixels = np.stack([row.pixels for row in store.rows(list(range(40)))])
@@ -170,11 +171,14 @@ def test_bad_corrections_are_refused_and_the_rest_is_applied(state):
 
 
 def test_corrections_stay_while_learning_continues(state):
-    fix(state, "id,label\ns1,label 2\n")
+    fix(state, "id,label\ns1,label 2\ns2,brand new\n")
     with tiny(state) as session:
         session.take(items(45, 100))
         session.work(rest=True)
-    assert held(state)["s1"] == ("label 2", 1.0)
+    assert held(state)["s1"] == ("label 2", 1.0) and held(state)["s2"] == ("brand new", 1.0)
+    with tiny(state) as session:
+        taught = getattr(session.learner, "seen", None)  # pure-replay: classes that the base was trained on
+        assert taught is None or taught.tolist() == [True] * 4
 
 
 def test_an_interrupted_correction_changes_nothing(state, monkeypatch):

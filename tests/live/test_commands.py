@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from test_images import COLOUR, encoded, huge_png
-from tiny_state import TINY_OPTIONS, fingerprint, picture, png
+from tiny_state import LEARNERS, TINY_OPTIONS, fingerprint, picture, png
 
 from purereplay.live import images
 
@@ -145,17 +145,18 @@ def test_no_state_is_created_for_missing_data(tmp_path, cli):
         assert done.code == 2 and "holds no state" in done.err and not (tmp_path / "state").exists()
 
 
-def test_all_commands(tmp_path, cli, monkeypatch):
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_all_commands(learner, tmp_path, cli, monkeypatch):
     """learn, status, audit, correct, predict; then more of the same folder."""
     folder, state = tmp_path / "photos", tmp_path / "state"
     for i in range(50):
         path = folder / f"[{i % 2}]" / f"{i:02}.png"  # a label that looks like markup
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(picture(i, i % 2)))
-    done = cli("learn", folder, "--state", state, *TINY_OPTIONS)
+    done = cli("learn", folder, "--state", state, "--learner", learner, *TINY_OPTIONS)
     assert done.code == 0 and "added: 50, already known: 0, scored: 50" in done.out and "audit" in done.out
     done = cli("status", "--state", state)
-    assert done.code == 0 and "50 in 3 buffers" in done.out and "[0]" in done.out
+    assert done.code == 0 and "50 in 3 buffers" in done.out and "[0]" in done.out and f"learner {learner}" in done.out
     assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
     assert done.code == 0 and "samples scored: 50" in done.out

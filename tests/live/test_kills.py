@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from test_commands import line
-from tiny_state import TINY_OPTIONS, fingerprint
+from tiny_state import LEARNERS, TINY_OPTIONS, fingerprint
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -20,8 +20,9 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 class Feeder:
     """A client that sends a stream, and after an interruption every line that was not answered."""
 
-    def __init__(self, state: Path, n: int) -> None:
+    def __init__(self, state: Path, n: int, learner: str) -> None:
         self.call = [sys.executable, "-m", "purereplay.cli", "learn", "-", "--state", str(state), *TINY_OPTIONS]
+        self.call += ["--learner", learner]
         self.lines = [line(i) for i in range(n)]
         self.answered: list[str] = []  # ids, in the order of their answers
 
@@ -74,9 +75,9 @@ class Feeder:
         return was_alive
 
 
-def kill(state: Path, n_kills: int, n: int, seed: int) -> list[str]:
+def kill(state: Path, n_kills: int, n: int, learner: str, seed: int) -> list[str]:
     """Kill the reader `n_kills` times, then let it finish; returns the answered ids."""
-    dice, feeder, hits = random.Random(seed), Feeder(state, n), 0
+    dice, feeder, hits = random.Random(seed), Feeder(state, n, learner), 0
     while hits < n_kills:
         early = dice.random() < 0.1  # some are killed before they have read anything
         wait = dice.uniform(0.0, 3.0) if early else dice.uniform(0.0, 0.4)
@@ -96,11 +97,11 @@ def check(state: Path, answered: list[str]) -> None:
     assert set(answered) <= set(held)
 
 
-def check_same_result(tmp_path: Path, n_kills: int, n: int) -> None:
-    feeder = Feeder(tmp_path / "whole", n)
+def check_same_result(tmp_path: Path, n_kills: int, n: int, learner: str) -> None:
+    feeder = Feeder(tmp_path / "whole", n, learner)
     feeder.run(None, None, since_answer=False)
     assert feeder.answered == [f"s{i}" for i in range(n)]
-    answered = kill(tmp_path / "killed", n_kills, n, seed=1)
+    answered = kill(tmp_path / "killed", n_kills, n, learner, seed=1)
     whole, killed = fingerprint(tmp_path / "whole"), fingerprint(tmp_path / "killed")
     assert set(answered) == {row[1] for row in killed["samples"]} and len(killed["samples"]) == n
     assert killed == whole  # samples, decisions, the purified buffer, and the digest of the networks
@@ -108,10 +109,12 @@ def check_same_result(tmp_path: Path, n_kills: int, n: int) -> None:
 
 
 @pytest.mark.long
-def test_killed_three_times(tmp_path):
-    check_same_result(tmp_path, n_kills=3, n=90)
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_killed_three_times(tmp_path, learner):
+    check_same_result(tmp_path, n_kills=3, n=90, learner=learner)
 
 
 @pytest.mark.slow
-def test_killed_a_hundred_times(tmp_path):
-    check_same_result(tmp_path, n_kills=100, n=3010)
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_killed_a_hundred_times(tmp_path, learner):
+    check_same_result(tmp_path, n_kills=100, n=3010, learner=learner)

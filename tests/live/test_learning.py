@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_state import TINY, fingerprint, items, picture, png, tiny
+from tiny_state import LEARNERS, TINY, fingerprint, items, picture, png, tiny
 
 from purereplay.errors import UserError
 from purereplay.live import store as stores
@@ -17,26 +17,31 @@ from purereplay.nets.engine import Engine
 N = 67  # three buffers of 20, and a rest of 7
 
 
-def learn(folder: Path, cuts: list[int], *, rest: bool = True) -> None:
+def learn(folder: Path, cuts: list[int], learner: str) -> None:
     """Add the samples in pieces, each in a session of its own, then score the rest."""
     for start, stop in zip([0, *cuts], [*cuts, N], strict=True):
-        with tiny(folder) as session:
+        with tiny(folder, learner) as session:
             session.take(items(start, stop))
             session.work()
     with tiny(folder) as session:
-        session.work(rest=rest)
+        session.work(rest=True)
+
+
+@pytest.fixture(scope="module", params=LEARNERS)
+def learner(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> dict:
+def whole(tmp_path_factory, learner) -> dict:
     folder = tmp_path_factory.mktemp("whole") / "state"
-    learn(folder, [])
+    learn(folder, [], learner)
     return fingerprint(folder)
 
 
-def test_a_state_learns_what_the_learner_itself_learns(whole, tmp_path):
-    """The same samples through `SPR.observe`, in one go."""
-    with tiny(tmp_path / "state") as session:
+def test_a_state_learns_what_the_learner_itself_learns(whole, learner, tmp_path):
+    """The same samples through `observe`, in one go."""
+    with tiny(tmp_path / "state", learner) as session:
         session.take(items(0, N))
         plain = make_learner(session.store.image_settings, Engine(torch.device("cpu")))
         plain.grow(3)
@@ -54,8 +59,8 @@ def test_a_state_learns_what_the_learner_itself_learns(whole, tmp_path):
 
 
 @pytest.mark.parametrize("cuts", [[1], [20, 40, 60], [7, 19, 21, 66], [5] * 3 + [50]])
-def test_how_the_samples_are_cut_into_pieces_does_not_matter(whole, tmp_path, cuts):
-    learn(tmp_path / "state", cuts)
+def test_how_the_samples_are_cut_into_pieces_does_not_matter(whole, learner, tmp_path, cuts):
+    learn(tmp_path / "state", cuts, learner)
     assert fingerprint(tmp_path / "state") == whole
 
 
@@ -65,7 +70,7 @@ class Kill(BaseException):
 
 @pytest.mark.parametrize("where", ["write_whole", "tidy", "commit", "half-written"])
 @pytest.mark.parametrize("when", [1, 2, 3, 5])
-def test_interrupted_at_any_step_the_result_is_the_same(whole, tmp_path, monkeypatch, where, when):
+def test_interrupted_at_any_step_the_result_is_the_same(whole, learner, tmp_path, monkeypatch, where, when):
     """Before, within and after the n-th writing of the learner."""
     folder = tmp_path / "state"
     calls = 0
@@ -93,9 +98,9 @@ def test_interrupted_at_any_step_the_result_is_the_same(whole, tmp_path, monkeyp
     monkeypatch.setattr(stores, "write_whole", write)
     monkeypatch.setattr(stores.Store, "tidy", tidy)
     with pytest.raises(Kill):
-        learn(folder, [])
+        learn(folder, [], learner)
     monkeypatch.undo()
-    learn(folder, [])  # everything is sent again
+    learn(folder, [], learner)  # everything is sent again
     assert fingerprint(folder) == whole
     assert len(list(folder.glob("learner-*"))) == 1
 
@@ -139,8 +144,8 @@ def test_the_rest_is_held_or_scored(tmp_path):
         assert session.taken == 20  # its settings never score a rest
 
 
-def test_labels_may_appear_at_any_time(tmp_path):
-    with tiny(tmp_path / "state") as session:
+def test_labels_may_appear_at_any_time(tmp_path, learner):
+    with tiny(tmp_path / "state", learner) as session:
         session.take(items(0, 20, n_labels=1))
         session.work()
         assert session.learner.n_classes == 1

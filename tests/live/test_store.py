@@ -1,5 +1,6 @@
 """The state folder: samples are complete, stored once and in order, and damage is detected and reported."""
 
+import json
 import resource
 import shutil
 import sqlite3
@@ -262,11 +263,13 @@ def test_one_process_writes_and_others_read(state):
     ("wanted", "sentence"),
     [
         (Wanted(preset="demo"), "created with preset live, not demo"),
+        (Wanted(learner="pure-replay"), "created with learner spr, not pure-replay"),
         (Wanted(seed=7), "created with seed 1, not 7"),
         (Wanted(size=8), "created with size none, not 8"),
         (Wanted(channels=3), "created with channels none, not 3"),
         (Wanted(overrides={"graphs": "7"}), "created with graphs 5, not 7"),
         (Wanted(overrides={"colour": "7"}), "'colour' is unknown"),
+        (Wanted(overrides={"sharpening": "0.5"}), "'sharpening' is unknown"),
     ],
 )
 def test_the_settings_of_a_state_cannot_change(state, wanted, sentence):
@@ -280,6 +283,12 @@ def test_the_settings_of_a_state_cannot_change(state, wanted, sentence):
     ("wanted", "sentence"),
     [
         (Wanted(preset="nonsense"), "'nonsense' is unknown"),
+        (Wanted(learner="nonsense"), "learner 'nonsense' is unknown"),
+        (Wanted(learner="crs"), "learner crs does not score samples: choose one of spr, pure-replay, self-cent"),
+        (Wanted(learner="self-replay"), "learner self-replay does not score samples"),
+        (Wanted(learner="self-centered-filter", overrides={"self_replay": "every-buffer"}), "has self_replay=never"),
+        (Wanted(learner="pure-replay", overrides={"sharpening": "2"}), "sharpening must be at least 0 and at most 1"),
+        (Wanted(learner="pure-replay", overrides={"replay": "union"}), "trains on halves of D and P"),
         (Wanted(overrides={"filter": "none"}), "a state needs a filter"),
         (Wanted(overrides={"self_replay": "task-end"}), "a state has no tasks"),
         (Wanted(overrides={"features": "file"}), "features=file is for `purereplay run`"),
@@ -311,6 +320,36 @@ def test_settings_before_the_first_image(tmp_path):
             Store.writing(tmp_path / "state", other),
         ):
             pass
+
+
+def test_a_state_keeps_its_learner(tmp_path):
+    """`learn` need not name it again, and settings are those of the state's learner."""
+    with tiny(tmp_path / "state", "pure-replay", sharpening="0.5") as session:
+        assert session.store.settings.learner == "pure-replay" and status(session.store)["learner"] == "pure-replay"
+        session.take(items(0, 20))
+        session.work()
+    with tiny(tmp_path / "state", sharpening="0.5") as session:
+        assert type(session.learner).__name__ == "PureReplay" and session.store.image_settings.options.sharpening == 0.5
+    with (
+        pytest.raises(UserError, match=r"created with sharpening 0\.5, not 0\.8"),
+        tiny(tmp_path / "state", sharpening="0.8"),
+    ):
+        pass
+
+
+def test_a_state_that_names_no_learner_continues_as_one_of_self_purified_replay(state):
+    named = shutil.copytree(state, state.parent / "named")
+    with tiny(state) as session, session.store.transaction():
+        values = json.loads(to_text(session.store.settings))
+        assert values.pop("learner") == "spr"
+        session.store.replace("facts", [("settings", json.dumps(values))])
+    for folder in (state, named):
+        with tiny(folder) as session:
+            assert session.store.settings.learner == "spr"
+            session.take(items(50, 75))
+            session.work()
+    ours, theirs = fingerprint(state), fingerprint(named)
+    assert all(ours[table] == theirs[table] for table in ours.keys() - {"facts"}) and len(ours["decisions"]) == 60
 
 
 @pytest.mark.parametrize("facts", ['{"format": 3}', "[]", '{"format": 2, "preset": "live"}', '{"chosen": {}}'])

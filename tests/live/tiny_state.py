@@ -24,6 +24,7 @@ TINY = {
     "base_epochs": "2",
     "finetune_epochs": "2",
 }
+LEARNERS = ["spr", "pure-replay"]
 TINY_OPTIONS = [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
 TINY_OPTIONS += ["--device", "cpu"]
 
@@ -47,8 +48,9 @@ def items(start: int, stop: int, n_labels: int = 3) -> list[Item]:
 
 
 @contextmanager
-def tiny(folder: Path, **overrides: str) -> Iterator[Session]:
-    with Session.open(folder, Wanted(overrides=TINY | overrides), Engine(torch.device("cpu"))) as session:
+def tiny(folder: Path, learner: str | None = None, **overrides: str) -> Iterator[Session]:
+    wanted = Wanted(learner=learner, overrides=TINY | overrides)
+    with Session.open(folder, wanted, Engine(torch.device("cpu"))) as session:
         yield session
 
 

@@ -43,6 +43,9 @@ def learn(
             "(default: hold them with a pipe or --follow)",
         ),
     ] = None,
+    learner: Annotated[
+        str | None, typer.Option(help="Learner that scores samples: spr, pure-replay. (default: spr)")
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
     device: Device = "auto",
@@ -50,8 +53,8 @@ def learn(
 ) -> None:
     """Learn from your own images with unreliable labels, into a state folder.
 
-    The same command again continues after any interruption and adds what is new in the data. Size, channels, preset,
-    seed and settings are fixed when the state is created.
+    The same command again continues after any interruption and adds what is new in the data. Size, channels,
+    learner, preset, seed and settings are fixed when the state is created.
 
     Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
     standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
@@ -69,7 +72,8 @@ def learn(
     from purereplay.live.settings import Wanted
     from purereplay.report import live as report
 
-    wanted = Wanted(preset=preset, overrides=overrides(set_), seed=seed, size=size, channels=channels)
+    chosen = overrides(set_)
+    wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
     is_pipe = data == "-"
     with report.learning(is_pipe=is_pipe) as observer:
         done = learn(

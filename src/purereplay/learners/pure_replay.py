@@ -22,9 +22,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from purereplay.data.forms import Form, Forms, Limits, forms_like, with_prefix
+from purereplay.data.forms import Form, Forms, Limits, forms_like, n_rows, with_prefix
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec, Workload, optimizer_forms
 from purereplay.learners.registry import Entry
@@ -57,9 +58,15 @@ class PureReplaySettings(SprSettings):
             "purified_size": 1000,
             "network": "mlp",
             "hidden": 256,
+            "base_epochs": 20,
+            "base_batch": 100,
+            "lr": 2e-3,
             "crop_area": 0.25,
             "flip": 0.0,
             "small_class": "keep",
+            "contrastive_weight": 0.0,
+            "base_features": False,
+            "sharpening": 0.3,
         },
     }
 
@@ -99,17 +106,20 @@ class PureReplaySettings(SprSettings):
         """Whether the base learns labels."""
         return bool(self.purified_weight or self.delayed_weight)
 
+    @property
+    def has_class_layer(self) -> bool:
+        return self.learns_labels or self.average > 0
+
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
         values = super().fill(chosen, facts, preset)
-        if "features" not in chosen and facts.is_vectors:
+        if "features" not in chosen and "expert_epochs" not in chosen and facts.is_vectors:
             values["features"] = "inputs"
         return values
 
     def check(self) -> None:
         super().check()
-        joint = self.learns_labels or self.average > 0
-        if joint and (self.replay != "halves" or self.self_replay != "every-buffer"):
+        if self.has_class_layer and (self.replay != "halves" or self.self_replay != "every-buffer"):
             raise UserError(
                 "pure-replay trains on halves of D and P at every buffer: replay and self_replay can be changed only "
                 "with purified_weight=0, delayed_weight=0 and average=0."
@@ -147,16 +157,6 @@ class PureReplay(SPR):
 
     def grow(self, n_classes: int) -> None:
         super().grow(n_classes)
-        self._fit_layer()
-
-    def _fit_layer(self) -> None:
-        """Give the layer for classes as many outputs as there are classes."""
-        if not self.network.n_classes:
-            return
-        self.network = replace(self.network, n_classes=self.n_classes)
-        self.base, self.average = (_widened(s, self.n_classes) for s in (self.base, self.average))
-        if self.base_optimizer is not None:
-            self.base_optimizer = _widened(self.base_optimizer, self.n_classes)
         self.seen = torch.cat([self.seen, self.seen.new_zeros(self.n_classes - self.seen.shape[0])])
 
     # ---------------------------------------------------------------- clean probabilities
@@ -214,7 +214,11 @@ class PureReplay(SPR):
             buffer.replayed = True
 
     def _train_jointly(self, recipe: Joint, buffer: ScoredBuffer) -> Asks[float | None]:
-        """Train the base on half of D and half of P at each step; returns the last loss."""
+        """Train the base on half of D and half of P at each step; returns the last loss.
+
+        The layer for classes gets an output when its class is first trained on, not when it is announced: products of
+        other widths round differently, and the pieces of a stream must not matter.
+        """
         delayed, purified, device = buffer.batch, self.held(), self.engine.device
         if delayed.n + purified.n < 2:
             return None
@@ -224,26 +228,28 @@ class PureReplay(SPR):
         seen[delayed.labels] = seen[purified.labels] = True
         present = torch.zeros_like(seen)
         present[delayed.labels] = True
+        n_outputs = max(self.network.n_classes, int(seen.nonzero().max()) + 1)
+        network = replace(self.network, n_classes=n_outputs)
         n_empty = self.purified.capacity - purified.n if purified.n else 0
         replay = torch.cat([purified.images, purified.images.new_zeros(n_empty, *self.image_shape)])
         job = JointJob(
             phase="base",
-            network=self.network,
-            state=self.base,
+            network=network,
+            state=_widened(self.base, n_outputs),
             recipe=replace(recipe, batch_size=size, replay_size=size if purified.n else 0),
             images=delayed.images,
             replay=replay if purified.n else None,
             seed=self._seed("base draws", self.n_replays),
-            optimizer=self.base_optimizer,
+            optimizer=None if self.base_optimizer is None else _widened(self.base_optimizer, n_outputs),
             labels=torch.cat([delayed.labels, purified.labels, purified.labels.new_zeros(n_empty)]).to(device),
             weights=torch.cat([buffer.clean_probability.float(), torch.ones(purified.n + n_empty)]).to(device),
-            allowed=torch.stack([present, seen]).to(device),
-            average=self.average,
+            allowed=torch.stack([present, seen])[:, :n_outputs].to(device),
+            average=_widened(self.average, n_outputs),
             held=purified.n,
         )
         [trained] = yield [job]
         self.base, self.base_optimizer, self.average = trained.state, trained.optimizer, trained.extra
-        self.seen, self.n_replays = seen, self.n_replays + 1
+        self.network, self.seen, self.n_replays = network, seen, self.n_replays + 1
         return trained.loss
 
     # ---------------------------------------------------------------- the classifier
@@ -258,9 +264,10 @@ class PureReplay(SPR):
     def _by_layer(self) -> Classifier:
         """Return the classifier by the base's own layer for classes; unseen classes are not predicted."""
         own = part(self.average, CLASSES)
-        seen = self.seen.to(own["bias"].device)
-        bias = own["bias"].masked_fill(~seen, UNLIKELY) if bool(seen.any()) else own["bias"]
-        return self._linear(own["weight"], bias)
+        n_more = self.n_classes - self.network.n_classes
+        weight, bias = (F.pad(own[name], (0, n_more)) for name in ("weight", "bias"))
+        seen = self.seen.to(bias.device)
+        return self._linear(weight, bias.masked_fill(~seen, UNLIKELY) if bool(seen.any()) else bias)
 
     def _by_probe(self) -> Classifier:
         """Return the classifier by logistic regression on P; an empty P leaves all classes equal."""
@@ -287,7 +294,8 @@ class PureReplay(SPR):
         forms = super().forms(state, limits)
         if self.joint is None:
             return forms
-        base = _widened(self.base, limits.n_classes)
+        n_outputs = n_rows(state, f"base.{CLASSES}bias", max(1, limits.n_classes))
+        base = _widened(self.base, max(n_outputs, self.network.n_classes))
         forms |= with_prefix("base.", forms_like(base)) | with_prefix("average.", forms_like(base))
         if any(name.startswith("optimizer.") for name in forms):
             forms |= with_prefix("optimizer.", optimizer_forms(base))
@@ -297,8 +305,8 @@ class PureReplay(SPR):
         super().load(state)
         if self.joint is not None:
             self.average = {name: t.to(self.engine.device) for name, t in part(state, "average.").items()}
+            self.network = replace(self.network, n_classes=state[f"base.{CLASSES}bias"].shape[-1])
             self.seen = state["seen"].cpu().clone()
-            self._fit_layer()
 
 
 def _widened(state: State, n_classes: int) -> State:
@@ -316,7 +324,7 @@ def build(settings: PureReplaySettings, data: DataSpec, *, engine: Engine, seed:
     s = settings
     arguments = spr_arguments(s, data, engine=engine, seed=seed)
     joint = None
-    if s.learns_labels or s.average:
+    if s.has_class_layer:
         recipe = arguments["self_replay"].recipe
         joint = Joint(
             **{f.name: getattr(recipe, f.name) for f in fields(recipe)},
@@ -325,7 +333,6 @@ def build(settings: PureReplaySettings, data: DataSpec, *, engine: Engine, seed:
             purified=s.purified_weight,
             average=s.average,
         )
-        arguments["network"] = replace(arguments["network"], n_classes=data.n_classes)
     return PureReplay(
         **arguments,
         joint=joint,

@@ -146,7 +146,7 @@ class RecordedLearner:
     def noise(self) -> tuple[NoiseRate, list[NoiseRate]]:
         """Return the share of wrong labels among the scored samples, overall and by label; see `purify.noise_rate`."""
         held = self.sample.contents()
-        features = embed(self.learner.network, self.learner.base, held.images, penultimate=True)
+        features = embed(self.learner.network, self.learner.inference_base, held.images, penultimate=True)
         return noise_rates(features.cpu().numpy(), held.labels.numpy(), self.learner.n_classes)
 
     def _record(self, report: FilterReport, batch: Batch) -> None:

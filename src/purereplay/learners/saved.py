@@ -15,13 +15,14 @@ import torch
 from purereplay.data.forms import Form, check_forms, forms_like, n_rows
 from purereplay.data.labels import label_from_json, read_labels
 from purereplay.learners.base import DataSpec
+from purereplay.learners.own_data import UNNAMED, settings_class
 from purereplay.learners.settings import from_json
 from purereplay.learners.spr.build import make_network
-from purereplay.learners.spr.settings import SprSettings
-from purereplay.nets.networks import State, part
+from purereplay.nets.networks import CLASSES, State, part
 
-_FACTS = {"params": dict, "options": dict, "seed": int, "shape": list, "vectors": bool, "labels": list}
+_FACTS = {"learner": str, "params": dict, "options": dict, "seed": int, "shape": list, "vectors": bool, "labels": list}
 _PARAMS: dict[str, tuple[type, ...]] = {
+    "learner": (str,),
     "preset": (str,),
     "delayed_size": (int, type(None)),
     "purified_size": (int, type(None)),
@@ -31,6 +32,14 @@ _PARAMS: dict[str, tuple[type, ...]] = {
     "device": (str,),
     "random_state": (int, bool, type(None)),
 }
+
+
+def with_learner(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a saved estimator with the name of its learner, which earlier versions did not save."""
+    params = facts.get("params")
+    if isinstance(params, dict):
+        facts = facts | {"params": {"learner": UNNAMED} | params}
+    return {"learner": UNNAMED} | facts
 
 
 def check_facts(facts: dict[str, Any]) -> None:
@@ -66,13 +75,15 @@ def check_options(facts: dict[str, Any], tensors: State) -> None:
     """Check the settings of a saved estimator, the sizes of its network, and the form of its names of samples."""
     names = {name: t for name, t in tensors.items() if name == "sample_ids"}
     check_forms(names, {"sample_ids": Form(torch.uint8, (n_rows(tensors, "sample_ids"),))})
-    known = {f.name for f in fields(SprSettings)}
+    cls = settings_class(facts["learner"])
+    known = {f.name for f in fields(cls)}
     if facts["options"].keys() != known:
         raise ValueError(f"its settings differ in {_short(sorted(facts['options'].keys() ^ known))}")
-    options = from_json(SprSettings, facts["options"])
+    options = from_json(cls, facts["options"])
     options.check()
     channels, height, width = facts["shape"]
-    data = DataSpec(image_shape=(channels, height, width), n_classes=0, is_vectors=facts["vectors"])
+    n_classes = n_rows(tensors, f"learner.base.{CLASSES}bias", len(facts["labels"]))  # classes trained on so far
+    data = DataSpec(image_shape=(channels, height, width), n_classes=n_classes, is_vectors=facts["vectors"])
     with torch.device("meta"):  # sizes alone: a hostile width must not use up the memory
         expected = forms_like(make_network(options, data).init(0))
     check_forms(part(tensors, "learner.base."), expected)

@@ -11,7 +11,7 @@ from typing import IO
 
 from purereplay.errors import Interrupted
 from purereplay.learners.base import FilterReport
-from purereplay.learners.spr.build import count_steps
+from purereplay.learners.own_data import own_entry
 from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
@@ -126,7 +126,7 @@ class _Loop:
         waiting = self.session.store.n_samples - self.first
         p.n_to_score = max(waiting, (p.total or 0) - p.n_seen + waiting)
         if isinstance(settings, StateSettings) and p.n_to_score:
-            steps = count_steps(settings.options, (p.n_to_score,)).steps
+            steps = own_entry(settings.learner).count_steps(settings.options, (p.n_to_score,)).steps
             p.steps = {phase: n for phase, n in steps.items() if phase != "finetune"}  # only `predict` finetunes
 
     def _scored(self, report: FilterReport) -> None:

@@ -16,8 +16,8 @@ import torch
 
 from purereplay.data.forms import Limits, n_bytes, n_rows
 from purereplay.errors import UserError
+from purereplay.learners import own_data
 from purereplay.learners.base import DataSpec, FilterReport
-from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.learner import SPR
 from purereplay.live.images import Shape, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
@@ -38,7 +38,7 @@ def make_engine(device: str) -> Engine:
 def make_learner(settings: StateSettings, engine: Engine) -> SPR:
     """Return a learner that has seen nothing; it grows with the labels."""
     data = DataSpec(image_shape=settings.shape, n_classes=1)
-    return build_spr(settings.options, data, engine=engine, seed=settings.seed)
+    return own_data.build(settings.learner, settings.options, data, engine=engine, seed=settings.seed)
 
 
 def load_learner(store: Store, current: Current, engine: Engine) -> SPR:
@@ -57,7 +57,7 @@ def _most_bytes(learner: SPR, store: Store, current: Current) -> int:
     """Return a limit of the size of a learner file, several times what the buffers and the networks take."""
     n_held = min(current.taken, sum(buffer_sizes(store.settings)))
     sample = math.prod(store.image_settings.shape) + 1024  # image, label, position, clean probability and others
-    return 2**26 + 8 * n_bytes(learner.state()) + 4 * n_held * sample + 64 * len(store.labels())
+    return 2**26 + 8 * n_bytes(learner.state()) + 4 * n_held * sample + 2**14 * len(store.labels())
 
 
 @dataclass

@@ -14,9 +14,11 @@ from typing import Any
 
 from purereplay.data.memory import machine_memory
 from purereplay.errors import UserError
+from purereplay.learners import own_data
 from purereplay.learners.networks import make_backbone
+from purereplay.learners.own_data import settings_class
 from purereplay.learners.renamed import upgrade, upgrade_preset
-from purereplay.learners.settings import DataFacts, from_json, parse, resolve
+from purereplay.learners.settings import DataFacts, from_json, parse
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.live.images import Shape
 
@@ -30,6 +32,7 @@ _GREY, _COLOUR = (1, 1, 1), (3, 1, 1)  # image shapes that stand in for an unkno
 class Wanted:
     """Options of `learn`; None: the value that the state has, or the default of a new state."""
 
+    learner: str | None = None
     preset: str | None = None
     overrides: dict[str, str] = field(default_factory=dict)  # settings of the learner as text, by name
     seed: int | None = None
@@ -41,6 +44,7 @@ class Wanted:
 class NewSettings:
     """Settings of a state before its first image."""
 
+    learner: str
     preset: str
     seed: int
     size: int | None  # images are resized to size × size; None: to no other size than the first one's
@@ -50,8 +54,9 @@ class NewSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StateSettings:
-    """Settings of a state whose image shape is known; with the samples they determine the learner."""
+    """Settings of a state whose image shape is known; with the samples they determine its results."""
 
+    learner: str
     preset: str
     seed: int
     size: int | None
@@ -62,12 +67,14 @@ class StateSettings:
 
 def new_settings(wanted: Wanted) -> NewSettings:
     """Return the settings of a new state; UserError if no state can have them."""
+    learner = wanted.learner or own_data.DEFAULT
     new = NewSettings(
+        learner=learner,
         preset=wanted.preset or "live",
         seed=1 if wanted.seed is None else wanted.seed,
         size=wanted.size,
         channels=wanted.channels,
-        chosen=_parsed(wanted),
+        chosen=_parsed(wanted, learner),
     )
     options = _resolved(new, _GREY)
     if options.filter == "none":
@@ -101,7 +108,13 @@ def with_shape(new: NewSettings, shape: Shape) -> StateSettings:
     _check_learnable(options, shape)
     make_backbone(options, shape)
     return StateSettings(
-        preset=new.preset, seed=new.seed, size=new.size, channels=new.channels, shape=shape, options=options
+        learner=new.learner,
+        preset=new.preset,
+        seed=new.seed,
+        size=new.size,
+        channels=new.channels,
+        shape=shape,
+        options=options,
     )
 
 
@@ -135,13 +148,17 @@ def buffer_sizes(settings: NewSettings | StateSettings) -> tuple[int, int]:
 
 def check_same(have: NewSettings | StateSettings, wanted: Wanted, state: Path) -> None:
     """Raise UserError if an option differs from the settings that the state was created with."""
-    asked = {"preset": wanted.preset, "seed": wanted.seed, "size": wanted.size, "channels": wanted.channels}
-    pairs = [(name, value, getattr(have, name)) for name, value in asked.items() if value is not None]
-    fixed_options = _fixed_options(have)
-    pairs += [(name, value, fixed_options.get(name, "undecided")) for name, value in _parsed(wanted).items()]
-    for name, value, fixed in pairs:
-        if value != fixed:
-            shown = "none" if fixed is None else fixed
+    names = ("learner", "preset", "seed", "size", "channels")
+    asked = {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
+    _check_equal(asked, {name: getattr(have, name) for name in names}, state)
+    _check_equal(_parsed(wanted, have.learner), _fixed_options(have), state)
+
+
+def _check_equal(asked: Mapping[str, Any], fixed: Mapping[str, Any], state: Path) -> None:
+    for name, value in asked.items():
+        found = fixed.get(name, "undecided")
+        if value != found:
+            shown = "none" if found is None else found
             raise UserError(f"{state} was created with {name} {shown}, not {value}: use another --state.")
 
 
@@ -151,37 +168,42 @@ def to_text(settings: NewSettings | StateSettings) -> str:
 
 
 def from_text(text: str) -> NewSettings | StateSettings:
-    """Return saved settings; those that a later version added have their defaults."""
+    """Return saved settings; those that a later version added have their defaults.
+
+    A state that names no learner was created before there was a choice.
+    """
     values = json.loads(text)
     if values.setdefault("format", 1) == 1:
         values = _from_format_1(values)
     found = values.pop("format")
     if found != FORMAT:
         raise ValueError(f"their format is {found}, not {FORMAT}")
+    cls = settings_class(values.setdefault("learner", own_data.UNNAMED))
     if "chosen" in values:
         return NewSettings(**values)
-    options = from_json(SprSettings, _defaults() | values.pop("options"))
+    options = from_json(cls, _defaults(cls) | values.pop("options"))
     return StateSettings(**values | {"shape": tuple(values["shape"])}, options=options)
 
 
 def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that version 0.1.0 saved: all options, those that depend on the data None without images."""
     preset, shape = upgrade_preset(values["preset"]), values.pop("shape")
-    options = _defaults() | upgrade("spr", values.pop("options"))
+    options = _defaults(SprSettings) | upgrade("spr", values.pop("options"))
     known = {"chosen": options} if shape is None else {"shape": shape, "options": options}
     return values | {"format": FORMAT, "preset": preset} | known
 
 
-def _defaults() -> dict[str, Any]:
-    return {f.name: f.default for f in fields(SprSettings) if f.default is not MISSING}
+def _defaults(cls: type[SprSettings]) -> dict[str, Any]:
+    return {f.name: f.default for f in fields(cls) if f.default is not MISSING}
 
 
-def _parsed(wanted: Wanted) -> dict[str, Any]:
-    return {name: parse(SprSettings, name, text) for name, text in wanted.overrides.items()}
+def _parsed(wanted: Wanted, learner: str) -> dict[str, Any]:
+    cls = settings_class(learner)
+    return {name: parse(cls, name, text) for name, text in wanted.overrides.items()}
 
 
 def _resolved(new: NewSettings, shape: Shape) -> SprSettings:
-    return resolve(SprSettings, new.chosen, DataFacts(shape), preset=new.preset)
+    return own_data.resolved(new.learner, new.chosen, DataFacts(shape), preset=new.preset)
 
 
 def _fixed_options(settings: NewSettings | StateSettings) -> dict[str, Any]:

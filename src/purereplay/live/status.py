@@ -35,6 +35,7 @@ class Status(TypedDict):
     corrected: int
     corrected_in_purified: int  # of these in the purified buffer now, with the corrected label
     image_shape: Shape | None  # None: no images yet
+    learner: str
     preset: str
     seed: int
     bytes: int
@@ -73,6 +74,7 @@ def status(store: Store) -> Status:
                 "SELECT count(DISTINCT position) FROM corrections JOIN purified USING (position)"
             ),
             "image_shape": settings.shape if isinstance(settings, StateSettings) else None,
+            "learner": settings.learner,
             "preset": settings.preset,
             "seed": settings.seed,
             "bytes": _bytes(store.folder),

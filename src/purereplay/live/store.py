@@ -90,9 +90,10 @@ class Store:
     @contextmanager
     def writing(cls, folder: Path, wanted: Wanted | None) -> Iterator[Store]:
         """Open a state as its only writer; a missing state is created with `wanted`, None: it must exist."""
-        new = new_settings(wanted) if wanted is not None else None
-        if wanted is None and not (folder / DATABASE).exists():
-            raise _no_state(folder)
+        if not (folder / DATABASE).exists():
+            if wanted is None:
+                raise _no_state(folder)
+            new_settings(wanted)  # settings that no state can have create no folder
         with disk_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / DATABASE
@@ -113,7 +114,7 @@ class Store:
                 store.check()
                 settings = _read_settings(database, path)
                 store._newest = schema.newest_commit(database, path)
-            if settings is None and new is None:
+            if settings is None and wanted is None:
                 raise _no_state(folder)
             store._mark = stack.enter_context(Mark.writing(folder / MARK, store._newest))
             opened.append(SameFile.of(folder / MARK))
@@ -121,9 +122,9 @@ class Store:
                 store.settings = settings
                 if wanted is not None:
                     check_same(settings, wanted, folder)
-            elif new is not None:
+            elif wanted is not None:
                 with store.transaction():
-                    store.write_settings(new)
+                    store.write_settings(new_settings(wanted))
             yield store
 
     @classmethod

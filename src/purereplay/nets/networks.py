@@ -132,7 +132,11 @@ class Network:
     def both_outputs(self, state: State, images: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
         """Images float in [0, 1] (K, B, C, H, W) -> outputs of the head (K, B, n_outputs), logits (K, B, n_classes)."""
         features = self.features(state, images, training=training)
-        return self.head.outputs(part(state, HEAD), features), linear(state, CLASSES.rstrip("."), features)
+        return self.head.outputs(part(state, HEAD), features), self.logits(state, features)
+
+    def logits(self, state: State, features: Tensor) -> Tensor:
+        """Penultimate features (K, B, n_features) -> logits of the layer for classes (K, B, n_classes)."""
+        return linear(state, CLASSES.rstrip("."), features)
 
     def with_head(self, head: Head, state: State, seed: int) -> tuple[Network, State]:
         """Return the same backbone with copied weights and a newly initialised head (Algorithm 2)."""

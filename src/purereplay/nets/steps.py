@@ -111,11 +111,14 @@ def joint_loss(
 ) -> Tensor:
     """Loss per network (K,) as `contrastive_loss`, with `JointJob.targets` stacked along a leading axis K."""
     views = two_views(recipe, pool, index, numbers)
-    with autocast:
-        projections, logits = network.both_outputs(state, views, training=True)
     loss = torch.zeros(index.shape[0], device=index.device)
     if recipe.contrastive:
+        with autocast:
+            projections, logits = network.both_outputs(state, views, training=True)
         loss = loss + recipe.contrastive * nt_xent(projections.float(), recipe.temperature)
+    else:
+        with autocast:
+            logits = network.logits(state, network.features(state, views, training=True))
     labels, weights = (rows(targets[name], index) for name in ("labels", "weights"))
     by_view = logits.float().view(labels.shape[0], 2, labels.shape[1], -1)
     n = index.shape[1] - recipe.replay_size  # rows of D; those of P follow

@@ -219,6 +219,6 @@ def _summary(status: Status) -> Table:
     table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
     table.add_row("in the purified buffer", f"{status['purified']:,} of {status['purified_size']}")
     table.add_row("corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}")
-    table.add_row("created with", f"preset {status['preset']}, seed {status['seed']}")
+    table.add_row("created with", f"learner {status['learner']}, preset {status['preset']}, seed {status['seed']}")
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")
     return table

@@ -56,7 +56,9 @@ def spr_arguments(s: SprSettings, data: DataSpec, *, engine: Engine, seed: int) 
         "n_classes": data.n_classes,
         "delayed": DelayedBuffer(s.delayed_size, data.image_shape, device=engine.device, dtype=data.dtype),
         "purified": _memory(s, data, engine.device),
-        "buffer_filter": BufferFilter(choice=choice, network=network, expert=expert, own_features=data.features),
+        "buffer_filter": BufferFilter(
+            choice=choice, network=replace(network, n_classes=0), expert=expert, own_features=data.features
+        ),
         "self_replay": SelfReplay(
             recipe=replace(expert, epochs=s.base_epochs, batch_size=s.base_batch),
             batches=s.replay,
@@ -79,9 +81,11 @@ def spr_arguments(s: SprSettings, data: DataSpec, *, engine: Engine, seed: int) 
 
 
 def make_network(s: SprSettings, data: DataSpec) -> Network:
-    """Return the network of experts and base, without weights."""
+    """Return the network of the base, without weights; experts have no layer for classes."""
     head = Head(s.projection_size, hidden=s.projection == "mlp")
-    return Network(make_backbone(s, data.image_shape), head, data.mean, data.std)
+    # before the first label a layer for classes has one output
+    n_classes = max(1, data.n_classes) if s.has_class_layer else 0
+    return Network(make_backbone(s, data.image_shape), head, data.mean, data.std, n_classes)
 
 
 def make_spr(

@@ -232,10 +232,15 @@ class SprSettings(NetworkSettings):
         source="released code; not in the paper",
     )
 
+    @property
+    def has_class_layer(self) -> bool:
+        """Whether the base has a layer for classes beside its projection head."""
+        return False
+
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
         values = super().fill(chosen, facts, preset)
-        if "features" not in chosen and values.get("features") == "patches":
+        if "features" not in chosen and values.get("features", cls.features) == "patches":
             # feature vectors have no patches, and a user who sets the experts' epochs wants experts
             wants_experts = facts.is_vectors or "expert_epochs" in chosen
             values["features"] = "projection" if wants_experts else "patches"
