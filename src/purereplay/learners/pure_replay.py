@@ -67,6 +67,7 @@ class PureReplaySettings(SprSettings):
             "contrastive_weight": 0.0,
             "base_features": False,
             "sharpening": 0.3,
+            "agreement": 0.4,
         },
     }
 
