@@ -122,7 +122,7 @@ def demo(
     ),
     seed: Seed = 1,
 ) -> None:
-    """Run Pure Replay on 1,797 handwritten digits with 40 % wrong labels: about half a minute, no download.
+    """Run Pure Replay on 1,797 handwritten digits with 40 % wrong labels: about a minute, no download.
 
     Self-Purified Replay (spr) and plain replay (crs) then learn the same stream.
 
