@@ -115,7 +115,7 @@ def test_the_clean_probability_is_sharpened_by_the_opinion_of_the_given_label():
     for one in (plain, sharp):
         one.observe(rows(40, 1))
     batch = rows(40, 2, classes=(0, 1, 2), wrong=0.4)
-    opinion = plain._by_layer().probabilities(batch.images).double().numpy()
+    opinion = plain._by_layer(plain.n_classes).probabilities(batch.images).double().numpy()
     [by_filter], [sharpened] = plain.observe(batch), sharp.observe(batch)
     largest = max(opinion[i, label] for i, label in enumerate(batch.labels.tolist()))
     for i, label in enumerate(batch.labels.tolist()):

@@ -67,6 +67,7 @@ class PureReplaySettings(SprSettings):
             "contrastive_weight": 0.0,
             "base_features": False,
             "sharpening": 0.3,
+            "agreement": 0.4,
         },
     }
 
@@ -184,12 +185,13 @@ class PureReplay(SPR):
         if self.agreement:
             sharpened = self._agreement(buffer).clamp(_LEAST_OPINION, 1) ** self.agreement
         if self.sharpening and self.n_replays:
-            chances = self._by_layer().probabilities(buffer.batch.images).double().cpu()
-            opinion = chances.gather(1, labels[:, None])[:, 0]
+            n_known = self.network.n_classes  # a wider layer would round differently
+            chances = self._by_layer(n_known).probabilities(buffer.batch.images).double().cpu()
+            opinion = chances.gather(1, labels.clamp(max=n_known - 1)[:, None])[:, 0]
             opinion = (opinion / opinion.max().clamp(min=1e-9)).clamp(_LEAST_OPINION, 1)
             exponent = self.sharpening * self.seen[labels]
             sharpened, rest = sharpened * opinion**exponent, rest - exponent
-        return by_filter**rest * sharpened
+        return by_filter ** rest.clamp(min=0) * sharpened  # rounding may leave less than 0
 
     def _agreement(self, buffer: ScoredBuffer) -> Tensor:
         """Agreement float64 (n,) of the buffer's labels with those of similar samples in D and P."""
@@ -258,15 +260,15 @@ class PureReplay(SPR):
         if self.how_to_classify == "finetuned":
             return (yield from super().classify())
         if self._classifier is None:
-            self._classifier = self._by_layer() if self.how_to_classify == "layer" else self._by_probe()
+            self._classifier = self._by_layer(self.n_classes) if self.how_to_classify == "layer" else self._by_probe()
         return self._classifier
 
-    def _by_layer(self) -> Classifier:
+    def _by_layer(self, n_outputs: int) -> Classifier:
         """Return the classifier by the base's own layer for classes; unseen classes are not predicted."""
         own = part(self.average, CLASSES)
-        n_more = self.n_classes - self.network.n_classes
+        n_more = n_outputs - self.network.n_classes
         weight, bias = (F.pad(own[name], (0, n_more)) for name in ("weight", "bias"))
-        seen = self.seen.to(bias.device)
+        seen = self.seen[:n_outputs].to(bias.device)
         return self._linear(weight, bias.masked_fill(~seen, UNLIKELY) if bool(seen.any()) else bias)
 
     def _by_probe(self) -> Classifier:
@@ -279,7 +281,7 @@ class PureReplay(SPR):
         return self._linear(*linear_probe(features, purified.labels, self.n_classes))
 
     def _linear(self, weight: Tensor, bias: Tensor) -> Classifier:
-        network: Network = replace(self.network, head=Head(self.n_classes), n_classes=0)
+        network: Network = replace(self.network, head=Head(bias.shape[0]), n_classes=0)
         backbone = {name: t for name, t in self.inference_base.items() if name.startswith(BACKBONE)}
         layer = {f"{HEAD}output.weight": weight, f"{HEAD}output.bias": bias}
         return Classifier(network, backbone | layer, self.image_shape, self.delayed.dtype)

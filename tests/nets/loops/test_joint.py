@@ -137,3 +137,11 @@ def test_the_statistics_of_batch_norm_are_averaged_too():
     for name in names:
         assert not torch.equal(trained.extra[name], job.average[name])
         assert not torch.equal(trained.extra[name], trained.state[name])
+
+
+def test_steps_are_counted_whichever_parameter_comes_first():
+    job = make_job(recipe=replace(RECIPE, contrastive=0.0))
+    head_first = dict(sorted(job.state.items(), key=lambda item: not item[0].startswith("head.")))
+    for state in (job.state, head_first):
+        [trained] = train([replace(job, state=state)])
+        assert int(trained.optimizer["step"]) == job.n_steps  # the head has no gradient, and Adam skips it

@@ -97,7 +97,8 @@ class PlainLoop:
 
     def answers(self, began: float) -> list[Trained]:
         losses = self.loss.tolist()
-        step = self.optimizer.state[next(iter(self.parameters.values()))]["step"].long()
+        # Adam does not count steps of parameters without a gradient, such as a projection head without NT-Xent
+        step = torch.stack([moments["step"] for moments in self.optimizer.state.values()]).max().long()
         per_network = {}
         for name, p in self.parameters.items():
             per_network[f"mean.{name}"] = self.optimizer.state[p]["exp_avg"]
