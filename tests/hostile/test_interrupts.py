@@ -147,9 +147,9 @@ def outcome(one: SelfPurifiedClassifier) -> dict[str, bytes]:
     return found | {"suspects": repr(one.suspects().tolist()).encode(), "n_seen": repr(one.n_seen_).encode()}
 
 
-def live(n: int | None = None) -> tuple[dict[str, bytes], InterruptAt]:
+def live(learner: str, n: int | None = None) -> tuple[dict[str, bytes], InterruptAt]:
     """Live with an interrupt at the n-th line of the package."""
-    one = SelfPurifiedClassifier(**TINY)
+    one = SelfPurifiedClassifier(learner=learner, **TINY)
     with InterruptAt(n) as interrupt:
         for n_samples, work in life(one):
             call(one, n_samples, work)
@@ -157,43 +157,46 @@ def live(n: int | None = None) -> tuple[dict[str, bytes], InterruptAt]:
 
 
 @cache
-def undisturbed() -> tuple[dict[str, bytes], list[tuple[str, int]]]:
-    live()  # the first life also compiles and imports
-    right, counted = live()
+def undisturbed(learner: str) -> tuple[dict[str, bytes], list[tuple[str, int]]]:
+    live(learner)  # the first life also compiles and imports
+    right, counted = live(learner)
     return right, counted.lines
 
 
-def check(n: int) -> None:
-    found, interrupt = live(n)
+def check(learner: str, n: int) -> None:
+    found, interrupt = live(learner, n)
     assert interrupt.where, f"line {n} was not reached"
-    right = undisturbed()[0]
+    right = undisturbed(learner)[0]
     wrong = [name for name in right | found if right.get(name) != found.get(name)]
     assert not wrong, f"interrupted at {interrupt.where}: {wrong} differ"
 
 
-def moments(per_line: int, modules: tuple[str, ...] = ("",)) -> list[int]:
-    """Numbers of executed lines such that each line of the source is among them up to `per_line` times."""
-    rng, times = np.random.default_rng(per_line), {}
-    for n, (path, line) in enumerate(undisturbed()[1]):
+def moments(learner: str, modules: tuple[str, ...] = ("",)) -> list[int]:
+    """Numbers of executed lines, one for each line of the source."""
+    rng, times = np.random.default_rng(1), {}
+    for n, (path, line) in enumerate(undisturbed(learner)[1]):
         if path[len(PACKAGE) + 1 :].startswith(modules):
             times.setdefault((path, line), []).append(n)
-    return sorted(n for own in times.values() for n in rng.permutation(own)[:per_line].tolist())
+    return sorted(int(rng.choice(own)) for own in times.values())
 
 
 BOOKKEEPING = ("estimator", "learners/recorded", "learners/turns", "learners/spr/learner", "memory/", "data/names")
+LEARNERS = ("spr", pure_replay.ENTRY.name)
 
 
-def test_an_interrupt_at_any_line_of_the_bookkeeping_changes_nothing():
-    for n in moments(1, BOOKKEEPING)[::16]:
-        check(n)
+@pytest.mark.parametrize(("learner", "every"), [("spr", 16), (pure_replay.ENTRY.name, 40)])
+def test_an_interrupt_at_any_line_of_the_bookkeeping_changes_nothing(learner, every):
+    for n in moments(learner, BOOKKEEPING)[::every]:
+        check(learner, n)
 
 
 @pytest.mark.slow
-def test_an_interrupt_at_any_line_of_the_package_changes_nothing():
-    every = moments(1)
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_an_interrupt_at_any_line_of_the_package_changes_nothing(learner):
+    every = moments(learner)
     assert len(every) > 1000
     for n in every:
-        check(n)
+        check(learner, n)
     print(f"{len(every)} interrupts at as many lines, every end result the same")  # noqa: T201
 
 
@@ -252,7 +255,7 @@ def recorded(name: str) -> RecordedLearner:
     shape, kind = (1, 4, 4), entry(name)
     chosen = {key: value for key, value in (SMALL | sizes).items() if key in kind.settings.__dataclass_fields__}
     options = resolve(kind.settings, chosen, DataFacts(shape, is_vectors=False), preset="live")
-    data = DataSpec(image_shape=shape, n_classes=2)
+    data = DataSpec(image_shape=shape, n_classes=0)
     return RecordedLearner(kind.build(options, data, engine=Engine(torch.device("cpu")), seed=0))
 
 
@@ -283,7 +286,7 @@ def taught(name: str, n: int | None) -> tuple[dict[str, bytes], InterruptAt]:
     return found | {"answer": answer.logits(images).numpy().tobytes()}, interrupt
 
 
-@pytest.mark.parametrize("name", ["spr", pure_replay.ENTRY.name])
+@pytest.mark.parametrize("name", LEARNERS)
 def test_interrupted_learners_go_on_with_the_same_bits(name):
     taught(name, None)
     right, counted = taught(name, None)
@@ -426,22 +429,22 @@ def test_an_interrupt_in_the_loop_of_perceptrons_leaves_the_number_of_threads():
 # ---------------------------------------------------------------- real signals
 
 
-def by_signals(seconds: float, seed: int) -> None:
+def by_signals(seconds: float, learner: str) -> None:
     """Interrupt every call of many lives by a signal at a random time."""
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, interrupt)
-    right, rng, n_interrupts, n_lives = undisturbed()[0], np.random.default_rng(seed), 0, 0
+    right, rng, n_interrupts, n_lives = undisturbed(learner)[0], np.random.default_rng(0), 0, 0
     durations = []
-    for _, work in life(SelfPurifiedClassifier(**TINY)):
+    for _, work in life(SelfPurifiedClassifier(learner=learner, **TINY)):
         began = time.perf_counter()
         work()
         durations.append(time.perf_counter() - began)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        one = SelfPurifiedClassifier(**TINY)
+        one = SelfPurifiedClassifier(learner=learner, **TINY)
         for duration, (n_samples, work) in zip(durations, life(one), strict=True):
             before = getattr(one, "n_seen_", 0)
             try:
@@ -464,9 +467,10 @@ def by_signals(seconds: float, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_interrupts_by_signals_change_nothing(seed):
-    code = f"import torch; torch.set_num_threads(1); from hostile.test_interrupts import *; by_signals(60, {seed})"
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_interrupts_by_signals_change_nothing(learner):
+    call = f"by_signals(60, {learner!r})"
+    code = f"import torch; torch.set_num_threads(1); from hostile.test_interrupts import *; {call}"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-2000:]}"
