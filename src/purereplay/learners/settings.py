@@ -69,6 +69,10 @@ class Settings:
     def check(self) -> None:
         """Raise UserError for values that do not fit together."""
 
+    def ineffective(self) -> set[str]:
+        """Return the names of settings that change nothing, given the other ones."""
+        return set()
+
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 

@@ -1,7 +1,8 @@
 """GDumb: keep a balanced memory, and train a fresh network on it when a classifier is requested (Prabhu et al. 2020).
 
 The memory (`memory/greedy.py`) keeps classes balanced. The network is trained by stochastic gradient descent with warm
-restarts and CutMix.
+restarts and CutMix. These are the optimizer and the schedule of its own paper; the random crops, the mirroring, the
+standardised inputs and the warm-up epoch of its released code are not done here.
 
 Choices where the papers leave them open: with a loss against wrong labels there is no CutMix, since these losses take
 one label per sample; with L2R there is no momentum, since its virtual step is one of plain gradient descent.
@@ -26,6 +27,8 @@ from purereplay.learners.settings import DataFacts, setting
 from purereplay.memory.greedy import GreedyBalanced
 from purereplay.nets.engine import Engine
 
+WEBVISION_BUFFER = 1000  # samples: of all datasets only WebVision has buffers of this size
+
 
 @dataclass(frozen=True, kw_only=True)
 class GDumbSettings(ScratchSettings, RobustSettings):
@@ -34,7 +37,9 @@ class GDumbSettings(ScratchSettings, RobustSettings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": SCRATCH_DEMO | {"l2r_clean": 10}}
 
     memory_size: int = setting("capacity of the memory", unit="samples", by_data="as SPR's P", source="paper")
-    epochs: int = setting("passes over the memory", 100, unit="epochs", source="paper; 500 on WebVision")
+    epochs: int = setting(
+        "passes over the memory", unit="epochs", by_data="500 on WebVision, otherwise 100", source="paper"
+    )
     lr: float = setting("learning rate at each restart", 0.05, source="Prabhu 2020")
     min_lr: float = setting("learning rate at the end of each cosine", 5e-4, source="Prabhu 2020")
     momentum: float = setting("momentum", 0.9, source="Prabhu 2020", least=0, most=1)
@@ -46,7 +51,8 @@ class GDumbSettings(ScratchSettings, RobustSettings):
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
-        return {"memory_size": facts.buffer_size} | super().fill(chosen, facts, preset)
+        epochs = 500 if facts.buffer_size == WEBVISION_BUFFER else 100
+        return {"memory_size": facts.buffer_size, "epochs": epochs} | super().fill(chosen, facts, preset)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,7 +135,7 @@ class SPR(Learner[FilterReport]):
             scored = yield from self._score(to_score)
             self.scored, self.waiting = self.scored + scored, self.waiting[len(scored) :]
             return None
-        if not self.scored:  # a task ended: intermittent Self-Replay trains the base on P (figure 4b)
+        if not self.scored:  # a task ended: intermittent Self-Replay trains the base on P (figure 3b)
             yield from self._train_base(None)
             self.task_ended, self._classifier = False, None
             return None
@@ -170,7 +170,7 @@ class SPR(Learner[FilterReport]):
         else:
             purified.add(passed, generator)
         self.purified = purified
-        return buffer.reported(selected_mask=chosen, held_index=self.purified.index)
+        return buffer.reported(selected_mask=chosen, held_index=self.held_index())
 
     def _replay(self, buffer: ScoredBuffer) -> Asks[None]:
         """θ ← Self-Replay using D ∪ P."""
@@ -304,6 +304,9 @@ class SPR(Learner[FilterReport]):
     def held(self) -> Batch:
         """Return the contents of P."""
         return self.purified.contents()[0] if isinstance(self.purified, PurifiedBuffer) else self.purified.contents()
+
+    def held_index(self) -> Tensor:
+        return self.purified.index
 
     def _seed(self, purpose: str, number: int = 0) -> int:
         return derive_seed(self.seed, purpose, 0 if self.reseed else number)

@@ -112,7 +112,7 @@ class SprSettings(NetworkSettings):
         source="released code: halves; paper: union; appendix: purified",
     )
     self_replay: Literal["every-buffer", "task-end", "never"] = setting(
-        "when the base is trained; task-end is the intermittent Self-Replay of figure 4b", "every-buffer"
+        "when the base is trained; task-end is the intermittent Self-Replay of figure 3b", "every-buffer"
     )
     lr: float = setting(
         "learning rate of Adam for experts and base",
@@ -236,6 +236,19 @@ class SprSettings(NetworkSettings):
     def has_class_layer(self) -> bool:
         """Whether the base has a layer for classes beside its projection head."""
         return False
+
+    def ineffective(self) -> set[str]:
+        none = super().ineffective()
+        if self.filter != "self-centered":
+            none |= {"features", "graphs", "scaling", "posterior", "small_class", "mixture_steps"}
+        if self.filter != "self-centered" or self.features in ("patches", "inputs", "file"):
+            none |= {"expert_epochs", "expert_batch"}
+        none |= {"aum_epochs"} if self.filter != "aum" else set()
+        none |= {"incv_epochs", "incv_rounds"} if self.filter != "incv" else set()
+        none |= {"admission", "eviction"} if self.filter == "none" else set()
+        if self.self_replay == "never":
+            none |= {"base_epochs", "base_batch", "base_schedule", "replay"}
+        return none
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
