@@ -244,8 +244,8 @@ class PureReplay(SPR):
             seed=self._seed("base draws", self.n_replays),
             optimizer=None if self.base_optimizer is None else _widened(self.base_optimizer, n_outputs),
             labels=torch.cat([delayed.labels, purified.labels, purified.labels.new_zeros(n_empty)]).to(device),
-            weights=torch.cat([buffer.clean_probability.float(), torch.ones(purified.n + n_empty)]).to(device),
-            allowed=torch.stack([present, seen])[:, :n_outputs].to(device),
+            weights=torch.cat([self._label_weights(buffer), torch.ones(purified.n + n_empty)]).to(device),
+            allowed=self._allowed(present, seen)[:, :n_outputs].to(device),
             average=_widened(self.average, n_outputs),
             held=purified.n,
         )
@@ -253,6 +253,17 @@ class PureReplay(SPR):
         self.base, self.base_optimizer, self.average = trained.state, trained.optimizer, trained.extra
         self.network, self.seen, self.n_replays = network, seen, self.n_replays + 1
         return trained.loss
+
+    def _label_weights(self, buffer: ScoredBuffer) -> Tensor:
+        """Return the weight of each label of D in the cross-entropy: float32 (n,)."""
+        return buffer.clean_probability.float()
+
+    def _allowed(self, present: Tensor, seen: Tensor) -> Tensor:
+        """Return the classes that the cross-entropies on D and on P compare, bool (2, n_classes).
+
+        `present` are the classes of D, `seen` all classes so far.
+        """
+        return torch.stack([present, seen])
 
     # ---------------------------------------------------------------- the classifier
 

@@ -1,6 +1,6 @@
 """GDumb: keep a balanced memory, and train a fresh network on it when a classifier is requested (Prabhu et al. 2020).
 
-The memory (`memory/greedy.py`) keeps classes balanced. The network is trained by stochastic gradient descent with warm
+The memory (`memory/greedy.py`) keeps classes balanced, or is a plain reservoir. The network is trained by stochastic gradient descent with warm
 restarts and CutMix. These are the optimizer and the schedule of its own paper; the random crops, the mirroring, the
 standardised inputs and the warm-up epoch of its released code are not done here.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from purereplay.learners.registry import Entry
 from purereplay.learners.robust.settings import RobustSettings, make_robust_loss
 from purereplay.learners.settings import DataFacts, setting
 from purereplay.memory.greedy import GreedyBalanced
+from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 
 WEBVISION_BUFFER = 1000  # samples: of all datasets only WebVision has buffers of this size
@@ -37,6 +38,11 @@ class GDumbSettings(ScratchSettings, RobustSettings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": SCRATCH_DEMO | {"l2r_clean": 10}}
 
     memory_size: int = setting("capacity of the memory", unit="samples", by_data="as SPR's P", source="paper")
+    memory: Literal["balanced", "reservoir"] = setting(
+        "samples that the memory keeps: balanced by class, or a plain reservoir of the stream",
+        "balanced",
+        source="Prabhu 2020: balanced; SPR paper, appendix on noise robustness: reservoir",
+    )
     epochs: int = setting(
         "passes over the memory", unit="epochs", by_data="500 on WebVision, otherwise 100", source="paper"
     )
@@ -74,7 +80,7 @@ class WarmRestarts(ScratchTraining):
 
 
 class GDumb(ScratchLearner):
-    """A greedily balanced memory: `work` adds samples to it, `classify` trains on it from scratch."""
+    """A memory, usually balanced: `work` adds samples to it, `classify` trains on it from scratch."""
 
 
 def build(settings: GDumbSettings, data: DataSpec, *, engine: Engine, seed: int) -> GDumb:
@@ -91,7 +97,7 @@ def build(settings: GDumbSettings, data: DataSpec, *, engine: Engine, seed: int)
         clip_norm=s.clip_norm,
         cutmix=s.cutmix if s.robust == "none" else 0.0,
     )
-    memory = make_memory(GreedyBalanced, s.memory_size, data, engine)
+    memory = make_memory(GreedyBalanced if s.memory == "balanced" else Reservoir, s.memory_size, data, engine)
     return GDumb(**common_arguments(s, data, engine=engine, seed=seed, loss=loss), memory=memory, training=training)
 
 

@@ -23,7 +23,7 @@ from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer, buffer_for
 from purereplay.learners.spr.filtering import BufferFilter
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
-from purereplay.memory.reservoir import Reservoir
+from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob, Supervised, SupervisedJob
@@ -51,7 +51,7 @@ class SPR(Learner[FilterReport]):
     network: Network  # of experts and base, with a projection head
     n_classes: int
     delayed: DelayedBuffer
-    purified: PurifiedBuffer | Reservoir
+    purified: PurifiedBuffer | ReplayMemory
     buffer_filter: BufferFilter
     self_replay: SelfReplay
     finetune: Supervised

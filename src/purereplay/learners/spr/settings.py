@@ -171,6 +171,11 @@ class SprSettings(NetworkSettings):
         "self-centered",
         source="aum and incv: the paper's comparison",
     )
+    reservoir: Literal["plain", "balanced"] = setting(
+        "P of filter=none: a plain reservoir of the stream, or one with equal shares for all classes",
+        "plain",
+        source="paper, text of the ablation: plain; paper, section 5.1, and released code: balanced",
+    )
     features: Features = setting(
         "features that the Self-Centered filter compares. An expert is trained for projection, penultimate and "
         "combined (the projection's main directions and patches), not for patches, inputs (the main directions of the "
@@ -245,7 +250,7 @@ class SprSettings(NetworkSettings):
             none |= {"expert_epochs", "expert_batch"}
         none |= {"aum_epochs"} if self.filter != "aum" else set()
         none |= {"incv_epochs", "incv_rounds"} if self.filter != "incv" else set()
-        none |= {"admission", "eviction"} if self.filter == "none" else set()
+        none |= {"admission", "eviction"} if self.filter == "none" else {"reservoir"}
         if self.self_replay == "never":
             none |= {"base_epochs", "base_batch", "base_schedule", "replay"}
         return none
