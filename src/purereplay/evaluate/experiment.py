@@ -100,14 +100,15 @@ class Experiment:
         if learner.pending:
             report = yield from learner.work()
             return {} if report is None else self.judge.buffer_line(report)
-        to_evaluate = range(len(ends))[-1:] if learner.is_offline else range(len(ends))
-        task = to_evaluate[n_evaluated] if n_evaluated < len(to_evaluate) else None
-        if task is not None and self.position >= ends[task] and (self.finished or task < len(ends) - 1):
-            if learner.wants_task_ends and self.n_ended == task:
-                learner.end_task()
-                self.n_ended += 1
-                return {}
-            return self.judge.task_line(task, (yield from learner.classify()))
+        n_ended = sum(self.position >= end for end in ends[:-1]) + (self.finished and self.position >= ends[-1])
+        if learner.wants_task_ends and self.n_ended < n_ended:
+            learner.end_task()
+            self.n_ended += 1
+            return {}
+        only_end = learner.is_offline or self.settings.evaluate == "end"
+        to_evaluate = range(len(ends))[-1:] if only_end else range(len(ends))
+        if n_evaluated < len(to_evaluate) and to_evaluate[n_evaluated] < n_ended:
+            return self.judge.task_line(to_evaluate[n_evaluated], (yield from learner.classify()))
         if self.position < len(self.stream):
             wanted = learner.appetite(self.settings.lookahead)
             stop = min(self.position + wanted, next(end for end in ends if end > self.position))

@@ -30,7 +30,7 @@ def read_results(paths: Iterable[Path]) -> list[Result]:
 
 
 def by_key(results: Iterable[Result]) -> dict[RunKey, Result]:
-    """Return one result per run: of several, one of a GPU before one of a CPU, otherwise the first.
+    """Return one result per run: of several the one that measured most, then one of a GPU, otherwise the first.
 
     Results of learners or settings that this version does not have are left out.
     """
@@ -42,8 +42,15 @@ def by_key(results: Iterable[Result]) -> dict[RunKey, Result]:
     return found
 
 
-def _preference(result: Result) -> tuple[bool, bool]:
-    return str(result.get("device", "")).startswith("cpu"), result.get("precision") == "float32"
+def richness(result: Result) -> tuple[int, bool]:
+    """Return how much a run measured: the tasks after which it was evaluated, and whether the matrix is there."""
+    return len(result.get("accuracy_after_task") or []), "accuracy_matrix" in result
+
+
+def _preference(result: Result) -> tuple[int, bool, bool, bool]:
+    n_evaluated, has_matrix = richness(result)
+    on_cpu = str(result.get("device", "")).startswith("cpu")
+    return -n_evaluated, not has_matrix, on_cpu, result.get("precision") == "float32"
 
 
 def results_in(path: Path) -> list[Result]:

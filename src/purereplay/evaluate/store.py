@@ -10,7 +10,7 @@ same key. A kill costs at most the runs in progress, which continue from their c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from purereplay.data.files import disk_errors, held
 from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, result_key, run_key
-from purereplay.evaluate.json_files import parse_object, read_text_lines
-from purereplay.evaluate.records import NEEDED, Result, by_key, read_results
+from purereplay.evaluate.json_files import json_bytes, parse_object, read_text_lines
+from purereplay.evaluate.records import NEEDED, Result, by_key, read_results, richness
 from purereplay.evaluate.results import RunDirectory, check_result, file_exists, result_digest
 from purereplay.evaluate.settings import RunSettings
 
@@ -53,9 +53,9 @@ class Store:
         return self.folder / "runs" / f"{settings.dataset}-{settings.learner}-{key.cell}-seed-{key.seed}"
 
     def add(self, result: Result) -> None:
-        """Append a finished result, unless the store has it."""
+        """Append a finished result, unless the store has one of this run that measured as much."""
         key = result_key(result)
-        if key is None or key in self.finished:
+        if key is None or (key in self.finished and richness(self.finished[key]) >= richness(result)):
             return
         line = json.dumps(result | {"digest": result_digest(result)}, allow_nan=False)
         self._make()
@@ -65,15 +65,24 @@ class Store:
         self.finished[key] = result
 
     def take_finished(self) -> list[Path]:
-        """Add the results of finished run folders and delete their checkpoints; returns the folders."""
+        """Add the results of all finished run folders and delete their checkpoints; returns the folders."""
+        return self.take(self._run_folders())
+
+    def take(self, folders: Iterable[Path]) -> list[Path]:
+        """Add the results of those folders that hold a finished run, and delete their checkpoints."""
         taken = []
-        for path in self._run_folders():
+        for path in folders:
             result = RunDirectory(path).result(NEEDED)
             if result is not None:
                 self.add(result)
                 RunDirectory(path).drop_checkpoints()
                 taken.append(path)
         return taken
+
+    def write(self, name: str, values: Result) -> None:
+        """Write a JSON file beside the results, such as the plan of the runs to compute."""
+        self._make()
+        self.own.write(name, json_bytes(values))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

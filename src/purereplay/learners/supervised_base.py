@@ -1,7 +1,7 @@
 """Self-Purified Replay with a supervised base: the comparison of the paper's figure 3a.
 
-Buffers, filter, views, optimizer, epochs and finetuning are those of `spr`. The base learns the given labels of D and P
-by cross-entropy over all classes seen so far, instead of NT-Xent without labels. D's labels are as wrong as the stream's.
+Buffers, filter, views, optimizer, epochs and finetuning are those of `spr`. Instead of NT-Xent without labels, the base
+learns the given labels of D and P by cross-entropy over all classes seen so far. D's labels are those of the stream.
 """
 
 from __future__ import annotations

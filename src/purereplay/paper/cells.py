@@ -8,6 +8,7 @@ result has any of them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from purereplay.data import datasets
@@ -39,6 +40,7 @@ class Choice(NamedTuple):
     precision: str = "auto"
     features_file: str | None = None  # features of a network trained on ImageNet, for one of the tables
     features_digest: str | None = None  # of their values
+    evaluate: str = "tasks"  # of the tables' runs; figures need an evaluation after each task
 
 
 class PaperCell(NamedTuple):
@@ -56,7 +58,7 @@ class PaperCell(NamedTuple):
 
     def keys(self, choice: Choice) -> list[str]:
         """Return the keys of its runs, without the seed."""
-        return [run_key(run, _digest_for(run, choice)).cell for run in self.runs]
+        return [run_key(run, digest_for(run, choice)).cell for run in self.runs]
 
     def measured(self, result: Result) -> float | None:
         """Return our number, %, from the result of one of its runs."""
@@ -145,6 +147,7 @@ def _resolved(
         device=choice.device,
         precision=choice.precision,
         features_file=features_file,
+        evaluate=choice.evaluate,
         overrides=own,
     )
 
@@ -167,10 +170,17 @@ def _learner(title: str) -> str:
 def _why_not(table: PaperTable, method: str, choice: Choice) -> str:
     if method == "ImageNet pretrained" and choice.features_file is None:
         return "needs --features-file with features of a network trained on ImageNet"
-    if table.dataset == "webvision14" and datasets.found_at("webvision14") is None:
+    return why_not_dataset(table.dataset)
+
+
+@cache
+def why_not_dataset(name: str) -> str:
+    """Return why the runs of a dataset are not possible here, or ""."""
+    if name == "webvision14" and datasets.found_at(name) is None:
         return "WebVision must be downloaded by hand"
     return ""
 
 
-def _digest_for(run: RunSettings, choice: Choice) -> str | None:
+def digest_for(run: RunSettings, choice: Choice) -> str | None:
+    """Return the digest of the user's features if a run uses them."""
     return choice.features_digest if run.features_file is not None else None

@@ -44,6 +44,7 @@ class RunBars(Observer):
         self.buffers: TaskID | None = None
         self.job: TaskID | None = None
         self.logged_at = time.monotonic()
+        self.deadline: float | None = None  # of time.monotonic(): runs stop then, after a checkpoint
 
     def loading(self, name: str, done: int, total: int | None) -> None:
         self._show_loading(name, done, total)
@@ -57,7 +58,7 @@ class RunBars(Observer):
 
     def training(self, now: TrainingProgress) -> None:
         """Update the bars; the only place where a run can be interrupted."""
-        if self.interrupted:
+        if self.interrupted or (self.deadline is not None and time.monotonic() > self.deadline):
             raise Interrupted("Stopped.")
         if self.job is None:
             self.buffers = self.bars.add_task("buffers", what="")

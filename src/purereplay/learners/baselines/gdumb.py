@@ -1,8 +1,8 @@
 """GDumb: keep a balanced memory, and train a fresh network on it when a classifier is requested (Prabhu et al. 2020).
 
-The memory (`memory/greedy.py`) keeps classes balanced, or is a plain reservoir. The network is trained by stochastic gradient descent with warm
-restarts and CutMix. These are the optimizer and the schedule of its own paper; the random crops, the mirroring, the
-standardised inputs and the warm-up epoch of its released code are not done here.
+The memory (`memory/greedy.py`) keeps classes balanced, or is a plain reservoir. The network is trained by stochastic
+gradient descent with warm restarts and CutMix. These are the optimizer and the schedule of its own paper; the random
+crops, the mirroring, the standardised inputs and the warm-up epoch of its released code are not done here.
 
 Choices where the papers leave them open: with a loss against wrong labels there is no CutMix, since these losses take
 one label per sample; with L2R there is no momentum, since its virtual step is one of plain gradient descent.
