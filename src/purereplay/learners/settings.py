@@ -18,7 +18,7 @@ NetworkName = Literal["mlp", "resnet18"]
 _LARGEST = 10**15  # of whole numbers; more than any memory holds and any machine computes
 
 # settings that saved files of earlier versions lack, with the value that stands for what those versions did
-_ADDED: dict[str, Any] = {"reservoir": "plain", "memory": "balanced"}
+_ADDED: dict[str, Any] = {"reservoir": "plain", "memory": "balanced", "purified_ceiling": 1.0}
 
 
 class DataFacts(NamedTuple):

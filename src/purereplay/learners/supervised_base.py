@@ -63,6 +63,7 @@ def build(settings: SupervisedBaseSettings, data: DataSpec, *, engine: Engine, s
         base_features=False,
         sharpening=0.0,
         agreement=0.0,
+        purified_ceiling=1.0,
         how_to_classify="finetuned",
     )
 

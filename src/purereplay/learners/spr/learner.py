@@ -166,11 +166,15 @@ class SPR(Learner[FilterReport]):
         passed = Batch(*(t[chosen] for t in buffer.batch))
         purified = copy.deepcopy(self.purified)
         if isinstance(purified, PurifiedBuffer):
-            purified.add(passed, buffer.clean_probability[chosen], generator)
+            purified.add(passed, self._standing(buffer.clean_probability[chosen], buffer.number), generator)
         else:
             purified.add(passed, generator)
         self.purified = purified
         return buffer.reported(selected_mask=chosen, held_index=self.held_index())
+
+    def _standing(self, clean_probability: Tensor, number: int) -> Tensor:
+        """Return the values by which P ranks samples of buffer `number`; the lowest of a class leaves first."""
+        return clean_probability
 
     def _replay(self, buffer: ScoredBuffer) -> Asks[None]:
         """θ ← Self-Replay using D ∪ P."""
