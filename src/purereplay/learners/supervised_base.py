@@ -34,7 +34,7 @@ class SupervisedBaseSettings(SprSettings):
         super().check()
         if self.replay != "halves" or self.self_replay != "every-buffer":
             raise UserError(
-                "supervised-base trains on halves of D and P at every buffer: leave replay and self_replay."
+                "supervised-base trains on halves of D and P at every buffer: leave replay and self_replay out."
             )
 
 
