@@ -117,7 +117,12 @@ class RayExecutor:
 
 
 def ray_executor(text: str, observer: Observer, plan: Path) -> RayExecutor:
-    """Connect to the cluster that an option `ray` or `ray=ADDRESS` names; `plan` is the file of the plan."""
+    """Return an executor on the cluster that an option names; `plan` is the file of the plan."""
+    return RayExecutor(connected(text), observer, plan)
+
+
+def connected(text: str) -> Any:
+    """Connect to the cluster that an option `ray` or `ray=ADDRESS` names, and return the module ray."""
     name, _, address = text.partition("=")
     if name != "ray":
         raise UserError(f"The cluster {text!r} is unknown: use ray, or ray=ADDRESS.")
@@ -130,7 +135,7 @@ def ray_executor(text: str, observer: Observer, plan: Path) -> RayExecutor:
             ray.init(address=address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"The cluster {address or 'on this machine'} cannot be used: {error}.") from None
-    return RayExecutor(ray, observer, plan)
+    return ray
 
 
 def on_gpus(settings: RunSettings) -> RunSettings:
