@@ -67,6 +67,13 @@ Evaluate = Annotated[
         "many times faster as there are tasks."
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="Compute on a Ray cluster: ray starts one on this machine, ray=ADDRESS joins one. "
+        "(default: in this process)"
+    ),
+]
 _SINGLE = (
     "device",
     "precision",
@@ -195,7 +202,13 @@ def takes_lists_of_run_options(command: Callable[..., None]) -> Callable[..., No
     """Give a command the options of `run_settings` as comma-separated lists; its argument `runs` is their result."""
 
     def called(values: dict[str, Any], shared: dict[str, Any]) -> None:
-        command(runs=sweep_settings(values["out"], shared), **values)
+        elsewhere = values.get("cluster") is not None and shared["device"] == "cuda"  # this machine may have no GPU
+        runs = sweep_settings(values["out"], shared | ({"device": "cpu"} if elsewhere else {}))
+        if elsewhere:
+            from purereplay.evaluate.ray_cluster import on_gpus
+
+            runs = {path: on_gpus(settings) for path, settings in runs.items()}
+        command(runs=runs, **values)
 
     return _with_options(command, called, lists=True)
 

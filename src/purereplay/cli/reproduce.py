@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purereplay.cli.app import Device, app
-from purereplay.cli.options import Evaluate, Precision
+from purereplay.cli.options import Cluster, Evaluate, Precision
 from purereplay.errors import UserError
 
 if TYPE_CHECKING:
+    from purereplay.evaluate.plan import Group
     from purereplay.evaluate.store import Store
     from purereplay.paper.reproduce import Wanted
 
@@ -51,6 +52,7 @@ def reproduce(
     ] = None,
     evaluate: Evaluate = "tasks",
     group_size: Annotated[int, typer.Option(help="Runs that train in lockstep.")] = 15,
+    cluster: Cluster = None,
     device: Device = "auto",
     precision: Precision = "auto",
 ) -> None:
@@ -77,7 +79,8 @@ def reproduce(
     check_form(form)
     if not (budget > 0 and group_size > 0 and (minutes is None or minutes > 0)):
         raise UserError("--budget, --group-size and --minutes must be more than 0.")
-    choice = Choice(budget, device, precision, *_features(features_file), evaluate)
+    far = cluster is not None and device == "cuda"  # this machine may have no GPU
+    choice = Choice(budget, "cpu" if far else device, precision, *_features(features_file), evaluate)
     patterns = [] if cells is None else [p.strip() for p in cells.split(",")]
     ask = wanted(names or [], patterns, _seeds(seeds), choice)
     kept = Store(store, [Path(s.strip()) for s in sources.split(",") if s.strip()])
@@ -87,7 +90,7 @@ def reproduce(
         _show_coverage(ask, kept)
     else:
         if not show:
-            _compute(ask, kept, group_size, minutes)
+            _compute(ask, kept, group_size, minutes, cluster, far=far)
             _compute_densities(ask, kept)
         _show_results(ask, kept, form, out or store)
 
@@ -184,10 +187,12 @@ def _show_plan(ask: Wanted, store: Store, group_size: int) -> None:
     out.print(f"times: from the kept results of one {kind}; a run's share of a group in lockstep")
 
 
-def _compute(ask: Wanted, store: Store, group_size: int, minutes: float | None) -> None:
-    """Compute the missing runs, group by group, into the store."""
+def _compute(
+    ask: Wanted, store: Store, group_size: int, minutes: float | None, cluster: str | None, *, far: bool
+) -> None:
+    """Compute the missing runs, group by group, into the store; `far`: on GPUs of the cluster."""
     from purereplay.evaluate.executors import Executor, Local
-    from purereplay.evaluate.plan import Group, plan_json
+    from purereplay.evaluate.plan import plan_json
     from purereplay.evaluate.rates import Rates
     from purereplay.nets.engine import flush_denormals
     from purereplay.paper.reproduce import ordered_plan
@@ -199,7 +204,7 @@ def _compute(ask: Wanted, store: Store, group_size: int, minutes: float | None) 
         store.load()
         store.take_finished()
         plan = ordered_plan(ask, store, Rates(store.finished.values(), gpu=True), group_size)
-        groups = [planned.group for planned in plan]
+        groups = [_for_gpus(planned.group) if far else planned.group for planned in plan]
         n_runs = sum(len(group.runs) for group in groups)
         out.print(f"{n_runs} missing runs in {len(groups)} groups")
         if not groups:
@@ -209,6 +214,10 @@ def _compute(ask: Wanted, store: Store, group_size: int, minutes: float | None) 
         with run_bars(report.announce) as observer:
             observer.deadline = None if minutes is None else time.monotonic() + 60 * minutes
             executor: Executor = Local(observer)
+            if cluster is not None:
+                from purereplay.evaluate.ray_cluster import ray_executor
+
+                executor = ray_executor(cluster, observer, store.folder / "plan.json")
 
             def take(group: Group) -> None:
                 store.take(group.runs)
@@ -216,6 +225,12 @@ def _compute(ask: Wanted, store: Store, group_size: int, minutes: float | None) 
             failures = executor.execute(groups, take)
     if failures:
         raise failures[0]
+
+
+def _for_gpus(group: Group) -> Group:
+    from purereplay.evaluate.ray_cluster import on_gpus
+
+    return group._replace(runs={path: on_gpus(settings) for path, settings in group.runs.items()})
 
 
 def _compute_densities(ask: Wanted, store: Store) -> None:
