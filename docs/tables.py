@@ -133,6 +133,9 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
         head="data, wrong labels",
         rows={
             **{f"MNIST, {noise} %": Runs(files=f"mnist-full/{noise.noise}-{noise.rate:g}-*.json") for noise in NOISES},
+            "MNIST, symmetric 40 %, Pure Replay": Runs(
+                files="pure-replay/mnist.jsonl", where={"noise": "symmetric", "noise_rate": 0.4}
+            ),
             "CIFAR-10, symmetric 40 %": Runs(files=CIFAR10_FULL),
             "digits, symmetric 40 % (the demo)": _width("test"),
         },
