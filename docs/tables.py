@@ -226,7 +226,6 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
         table=MNIST_ACCURACY,
         groups={
             "Multitask with wrong labels": "Multitask",
-            "CRS, PRS and MIR with PENCIL": "CRS + Pencil,PRS + Pencil,MIR + Pencil",
             "CRS, PRS and MIR with JoCoR": "CRS + JoCoR,PRS + JoCoR,MIR + JoCoR",
             "MIR with SL": "MIR + SL",
             "Self-Replay": "Self-Replay",
