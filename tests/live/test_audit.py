@@ -14,7 +14,7 @@ from purereplay.errors import UserError
 from purereplay.live import predict as predicting
 from purereplay.live.audit import COLUMNS, audit
 from purereplay.live.corrections import correct
-from purereplay.live.predict import ImageFile, Prediction, image_files, predict, ready_classifier, with_current
+from purereplay.live.predict import ImageFile, image_files, predict, ready_classifier, with_current
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
@@ -214,14 +214,12 @@ def test_predictions(state, tmp_path):
     for i, path in enumerate(paths):
         path.write_bytes(png(picture(i)))
     paths.insert(1, tmp_path / "bad.png")
-    paths[1].write_bytes(png(picture(0, size=9)))
+    paths[1].write_bytes(png(picture(0, size=9))[:60])
     with Store.reading(state) as store:
         classifier, _ = ready_classifier(store, ENGINE)
         answers = list(predict(store, classifier, [ImageFile(path) for path in paths]))
     assert [answer.path for answer in answers] == paths
-    assert answers[1] == Prediction(
-        paths[1], None, "is a grey image of 9×9, but the images here are a grey image of 6×6"
-    )
+    assert answers[1].probabilities is None and "is damaged" in answers[1].error
     images = torch.stack([torch.from_numpy(picture(i)[None]) for i in range(3)])
     expected = classifier.probabilities(images)
     assert torch.equal(torch.stack([a.probabilities for a in answers if a.probabilities is not None]), expected)

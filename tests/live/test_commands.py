@@ -45,13 +45,9 @@ def frames(form: str) -> bytes:
 
 
 BAD_FILES = {
-    "wrong shape": (png(picture(5, size=7)), "is a grey image of 7×7"),
-    "colour": (png(COLOUR[:, :5].repeat(2, 0)[:6]), "is a colour image of"),
     "empty": (b"", "is empty"),
     "truncated JPEG": (encoded(Image.fromarray(picture(5)), "JPEG")[:-20], "is damaged"),
     "huge": (huge_png(40_000, 40_000), "has too many pixels"),
-    "CMYK": (encoded(Image.new("CMYK", (6, 6)), "JPEG"), "is a colour image of 6×6"),
-    "palette": (encoded(Image.new("P", (6, 6))), "is a colour image of 6×6"),
     "animated GIF": (frames("GIF"), "is an animation"),
     "animated PNG": (frames("PNG"), "is an animation"),
     "text": (b"hello", "is not an image"),
@@ -68,6 +64,18 @@ def test_a_bad_file_is_named_and_the_others_are_added(kind, photos, cli):
     assert first.startswith("a/0bad.png ") and reason in first
     assert last == "purereplay: 1 of 4 items were refused; the others were added."
     assert ids(photos / "state") == list(GOOD)
+
+
+def test_images_of_other_sizes_are_resized_and_the_size_is_told(photos, cli):
+    others = {"small": png(picture(5, size=3)), "wide": png(COLOUR[:, :5].repeat(30, 0)), "CMYK": b"", "palette": b""}
+    others["CMYK"] = encoded(Image.new("CMYK", (6, 6)), "JPEG")
+    others["palette"] = encoded(Image.new("P", (6, 6)))
+    for name, content in others.items():
+        (photos / "b" / f"{name}.png").write_bytes(content)
+    done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
+    assert done.code == 0 and len(ids(photos / "state")) == 7
+    told = "7 images looked at: 3 × 3 pixels to 5 × 150. All images are resized to 6 × 6, colour; the aspect is kept."
+    assert told in done.out
 
 
 def test_images_that_are_converted_to_grey(photos, cli):
@@ -202,7 +210,13 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
 
 def test_the_help_of_learn_states_the_defaults(cli):
     text = " ".join(cli("learn", "--help").out.replace("│", " ").split())
-    for default in ("no resizing", "as the first image", "the list's folder, or the working directory", "live", "1"):
+    for default in (
+        "chosen by the first images",
+        "as the first images",
+        "the list's folder, or the working directory",
+        "live",
+        "1",
+    ):
         assert f"(default: {default})" in text
     assert "(default: hold them with a pipe or --follow)" in text
 

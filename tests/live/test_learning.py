@@ -1,8 +1,10 @@
 """Learning into a state: the result depends neither on the pieces of the stream nor on where a process ended."""
 
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_state import LEARNERS, TINY, fingerprint, items, picture, png, tiny
@@ -11,7 +13,7 @@ from purereplay.errors import UserError
 from purereplay.live import store as stores
 from purereplay.live.items import Item
 from purereplay.live.session import Session, make_learner
-from purereplay.live.settings import NewSettings, Wanted
+from purereplay.live.settings import NewSettings, Wanted, from_text, to_text
 from purereplay.nets.engine import Engine
 
 N = 67  # three buffers of 20, and a rest of 7
@@ -175,13 +177,33 @@ def test_a_repeated_sample_is_known_and_a_changed_one_is_refused(tmp_path):
 
 def test_the_first_image_fixes_the_shape(tmp_path):
     with tiny(tmp_path / "state") as session:
+        colour = Item("d", "x", png(np.zeros((9, 9, 3), np.uint8)))
         outcomes = session.take(
-            [Item("a", "x", b"no image"), Item("b", "x", png(picture(0, size=5))), Item("c", "x", png(picture(0)))]
+            [
+                Item("a", "x", b"no image"),
+                Item("b", "x", png(picture(0, size=5))),
+                Item("c", "x", png(picture(0))),
+                colour,
+            ]
         )
-        assert [outcome.error is None for outcome in outcomes] == [False, True, False]
-        assert "c is a grey image of 6×6, but the images here are a grey image of 5×5" in outcomes[2].sentence
+        assert [outcome.error is None for outcome in outcomes] == [False, True, True, True]
     with tiny(tmp_path / "state") as session:
         assert session.store.settings.shape == (1, 5, 5)
+        assert [row.pixels.shape for row in session.store.rows([0, 1, 2])] == [(1, 5, 5)] * 3
+
+
+def test_a_former_state_refuses_other_shapes(tmp_path):
+    """Its settings do not say that images are resized."""
+    with tiny(tmp_path / "state") as session:
+        session.take([Item("b", "x", png(picture(0, size=5)))])
+        saved = json.loads(to_text(session.store.settings))
+        del saved["fit"]
+        former = from_text(json.dumps(saved))
+        assert former.fit == "exact"
+        with session.store.transaction():
+            session.store.write_settings(former)
+        [outcome] = session.take([Item("c", "x", png(picture(0)))])
+        assert "c is a grey image of 6×6, but the images here are a grey image of 5×5" in outcome.sentence
 
 
 def test_an_image_that_the_network_cannot_take_does_not_fix_the_shape(tmp_path):

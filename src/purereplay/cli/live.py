@@ -23,10 +23,10 @@ def learn(
     state: Annotated[Path, typer.Option("--state", help="State folder; created if it does not exist.")],
     follow: Annotated[bool, typer.Option("--follow", help="Keep watching the folder until Ctrl-C.")] = False,
     size: Annotated[
-        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: no resizing)")
+        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: chosen by the first images)")
     ] = None,
     channels: Annotated[
-        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first image)")
+        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first images)")
     ] = None,
     root: Annotated[
         Path | None,

@@ -17,6 +17,7 @@ from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
+from purereplay.live.shapes import Chosen
 from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
 
@@ -47,6 +48,9 @@ class LearnObserver:
     def should_stop(self) -> bool:
         """Return whether to stop; asked between two items and between two training steps."""
         return False
+
+    def chose(self, chosen: Chosen) -> None:
+        """Receive the shape of all images, once it is chosen."""
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
         """Receive items that were stored or refused."""
@@ -94,15 +98,22 @@ class _Loop:
 
     def run(self, *, rest: bool) -> None:
         self._expect()
+        self.session.look(self.source.first)
         for chunk in self.source.chunks:
             self._check_stop()
             outcomes = self.session.take(chunk)
+            self._tell_shape()
             if self.answers is not None:
                 acknowledge(outcomes, self.answers)
             self._count(outcomes)
             self.observer.took(self.progress, outcomes)
             self.session.work(hear=self._scored)
         self.session.work(rest=rest, hear=self._scored)
+
+    def _tell_shape(self) -> None:
+        if self.session.chosen is not None:
+            self.observer.chose(self.session.chosen)
+            self.session.chosen = None
 
     def _check_stop(self) -> None:
         if self.observer.should_stop():

@@ -136,7 +136,7 @@ def predict(store: Store, classifier: Classifier, files: list[ImageFile]) -> Ite
         for file in files[start : start + _BATCH]:
             try:
                 found, root = file if file.root is None else within(str(file.path.relative_to(file.root)), file.root)
-                pixels = read_pixels(found, size=s.size, channels=s.channels, shape=s.shape, root=root)
+                pixels = read_pixels(found, size=s.size, channels=s.channels, shape=s.shape, root=root, fit=s.fit)
                 images.append(torch.from_numpy(pixels))
                 answers.append(Prediction(file.path))
             except Refused as reason:

@@ -7,7 +7,7 @@ the pieces in which the samples arrived nor on where a process was killed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,10 @@ from purereplay.errors import UserError
 from purereplay.learners import own_data
 from purereplay.learners.base import DataSpec, FilterReport
 from purereplay.learners.spr.learner import SPR
-from purereplay.live.images import Shape, read_pixels
+from purereplay.live.images import Look, look_at, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.settings import NewSettings, StateSettings, Wanted, buffer_sizes, with_shape
+from purereplay.live.shapes import Chosen, choose, look_at_some
 from purereplay.live.store import Current, Store
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine, flush_denormals
@@ -69,6 +70,7 @@ class Session:
     learner: SPR | None = None  # None: no buffer was filled yet
     taken: int = 0  # samples before this position were given to the learner
     account: Account = field(default_factory=Account)  # training time of this process
+    chosen: Chosen | None = None  # the shape of all images, if this process has chosen it
 
     @classmethod
     @contextmanager
@@ -95,21 +97,38 @@ class Session:
         s = self.store.settings
         try:
             if isinstance(s, NewSettings):
-                pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=None, root=offer.root)
-                channels, height, width = pixels.shape
-                self._fix_shape(s, (channels, height, width), offer.id)
-            else:
-                pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root)
+                self._fix_shape_by(s, offer)
+                s = self.store.image_settings
+            pixels = read_pixels(
+                offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root, fit=s.fit
+            )
             return Outcome(offer.id, offer.line, new=self.store.add(offer.id, offer.label, pixels))
         except Refused as reason:
             return Outcome(offer.id, offer.line, new=False, error=str(reason))
 
-    def _fix_shape(self, new: NewSettings, shape: Shape, identity: str) -> None:
-        """Fix the shape of all images by the first one."""
+    def look(self, offers: Sequence[Offer]) -> None:
+        """Fix the shape of all images by some of them, unless it is fixed already or none of them can be read."""
+        new = self.store.settings
+        if isinstance(new, NewSettings) and new.fit == "pad" and (looks := look_at_some(offers)):
+            with self.store.transaction():
+                self._choose(new, looks)
+
+    def _fix_shape_by(self, new: NewSettings, first: Item) -> None:
+        """Fix the shape of all images by the first one, or raise Refused if it is damaged."""
+        pixels = read_pixels(first.image, size=new.size, channels=new.channels, shape=None, root=first.root)
+        channels, height, width = pixels.shape
         try:
-            self.store.write_settings(with_shape(new, shape))
+            if new.fit == "pad":
+                self._choose(new, [look_at(first.image, first.root)])
+            else:
+                self.store.write_settings(with_shape(new, (channels, height, width)))
         except UserError as error:
-            raise UserError(f"{identity} cannot be the first image of a state: {error} Use --size.") from None
+            raise UserError(f"{first.id} cannot be the first image of a state: {error} Use --size.") from None
+
+    def _choose(self, new: NewSettings, looks: list[Look]) -> None:
+        chosen = choose(looks, new.size, new.channels)
+        self.store.write_settings(with_shape(new, chosen.shape))
+        self.chosen = chosen
 
     def work(self, *, rest: bool = False, hear: Callable[[FilterReport], None] | None = None) -> None:
         """Score and learn every full buffer; `rest`: also the samples that do not fill one."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from purereplay.data.memory import machine_memory
 from purereplay.errors import UserError
@@ -20,7 +20,7 @@ from purereplay.learners.own_data import settings_class
 from purereplay.learners.renamed import upgrade, upgrade_preset
 from purereplay.learners.settings import DataFacts, from_json, parse
 from purereplay.learners.spr.settings import SprSettings
-from purereplay.live.images import Shape
+from purereplay.live.images import Fit, Shape
 
 FORMAT = 2  # of the saved text; version 0.1.0 wrote format 1, without this key
 MAX_SIZE = 1024  # pixels
@@ -47,9 +47,10 @@ class NewSettings:
     learner: str
     preset: str
     seed: int
-    size: int | None  # images are resized to size × size; None: to no other size than the first one's
-    channels: int | None  # images are converted to grey (1) or colour (3); None: as the first one
+    size: int | None  # images are resized to size × size; None: to a size chosen by the first ones
+    channels: int | None  # images are converted to grey (1) or colour (3); None: chosen by the first ones
     chosen: Mapping[str, Any]  # settings of the learner that the user chose, by name
+    fit: Fit = "pad"  # see images.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class StateSettings:
     channels: int | None
     shape: Shape  # of all images
     options: SprSettings
+    fit: Fit = "pad"
 
 
 def new_settings(wanted: Wanted) -> NewSettings:
@@ -115,6 +117,7 @@ def with_shape(new: NewSettings, shape: Shape) -> StateSettings:
         channels=new.channels,
         shape=shape,
         options=options,
+        fit=new.fit,
     )
 
 
@@ -170,7 +173,7 @@ def to_text(settings: NewSettings | StateSettings) -> str:
 def from_text(text: str) -> NewSettings | StateSettings:
     """Return saved settings; those that a later version added have their defaults.
 
-    A state that names no learner was created before there was a choice.
+    A state that names no learner, or no fit, was created before there was a choice.
     """
     values = json.loads(text)
     if values.setdefault("format", 1) == 1:
@@ -178,6 +181,8 @@ def from_text(text: str) -> NewSettings | StateSettings:
     found = values.pop("format")
     if found != FORMAT:
         raise ValueError(f"their format is {found}, not {FORMAT}")
+    if values.setdefault("fit", "exact") not in get_args(Fit):
+        raise ValueError(f"their fit is {values['fit']!r}")
     cls = settings_class(values.setdefault("learner", own_data.UNNAMED))
     if "chosen" in values:
         return NewSettings(**values)

@@ -25,6 +25,7 @@ from purereplay.live.audit import Audited
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
 from purereplay.live.predict import Prediction
+from purereplay.live.shapes import Chosen
 from purereplay.live.status import Status
 from purereplay.nets.engine import TrainingProgress
 from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left
@@ -44,6 +45,10 @@ class LearnBars(LearnObserver):
 
     def should_stop(self) -> bool:
         return bool(self.interrupted)
+
+    def chose(self, chosen: Chosen) -> None:
+        if chosen.resizes:
+            (_stderr if self.bars.disable else self.bars).print(chosen.sentence)
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
         n, total = progress.n_seen, progress.total
