@@ -11,8 +11,9 @@ from tiny_state import LEARNERS, TINY, fingerprint, items, picture, png, tiny
 
 from purereplay.errors import UserError
 from purereplay.live import store as stores
+from purereplay.live.buffers import make_learner
 from purereplay.live.items import Item
-from purereplay.live.session import Session, make_learner
+from purereplay.live.session import Session
 from purereplay.live.settings import NewSettings, Wanted, from_text, to_text
 from purereplay.nets.engine import Engine
 

@@ -165,14 +165,14 @@ def correct(
 
         purereplay correct --state state fixes.csv
     """
-    from purereplay.live.corrections import correct, n_in_purified
+    from purereplay.live.corrections import correct, n_teaching
     from purereplay.live.session import Session, make_engine
     from purereplay.live.settings import buffer_sizes
     from purereplay.report import live as report
 
     with Session.open(state, None, make_engine(device)) as session:
         outcomes = correct(session, fixes)
-        n_held, capacity = n_in_purified(session, outcomes), buffer_sizes(session.store.settings)[1]
+        n_held, capacity = n_teaching(session, outcomes), buffer_sizes(session.store.settings)[1]
     n_refused = report.show_corrections(outcomes, n_held, capacity)
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")

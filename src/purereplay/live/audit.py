@@ -34,7 +34,7 @@ _SCORED = """
          ORDER BY k.number DESC LIMIT 1)
     FROM decisions d JOIN samples s ON s.position = d.position JOIN classes c ON c.code = s.label
     LEFT JOIN purified p ON p.position = d.position
-    ORDER BY d.probability, d.position
+    ORDER BY EXISTS (SELECT 1 FROM corrections k WHERE k.position = d.position), d.probability, d.position
 """
 
 
@@ -67,8 +67,8 @@ class Audited(NamedTuple):
 def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int], None] | None = None) -> Audited:
     """Write every scored sample, lowest clean probability first; the file is written whole or not at all.
 
-    A file that ends in .jsonl has JSON lines, any other one CSV. `progress` is called with the number of samples
-    written and their total.
+    Samples that a person has corrected come last. A file that ends in .jsonl has JSON lines, any other one CSV.
+    `progress` is called with the number of samples written and their total.
     """
     store.check_destination(out)
     write = _write_jsonl if out.suffix.lower() == ".jsonl" else _write_csv

@@ -30,6 +30,7 @@ class LearnProgress:
     n_seen: int = 0  # items so far
     n_new: int = 0  # of these stored
     n_refused: int = 0  # of these refused; the rest was stored by an earlier call
+    n_corrected: int = 0  # files that were moved to another label
     n_to_score: int = 0  # samples to be scored, as far as known
     n_scored: int = 0
     n_rejected: int = 0  # of these rejected by the filter
@@ -128,6 +129,7 @@ class _Loop:
         p.n_seen += len(outcomes)
         p.n_new += sum(outcome.new for outcome in outcomes)
         p.n_refused += sum(outcome.error is not None for outcome in outcomes)
+        p.n_corrected += sum(outcome.corrected for outcome in outcomes)
         if outcomes:
             self._expect()
 

@@ -15,10 +15,10 @@ from purereplay.data.files import write_whole
 from purereplay.data.forms import check_forms, forms_like, n_bytes
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
+from purereplay.live.buffers import load_learner, make_learner
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Refused
 from purereplay.live.lists import within
-from purereplay.live.session import load_learner, make_learner
 from purereplay.live.store import Current, Store
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier

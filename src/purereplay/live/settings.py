@@ -66,6 +66,11 @@ class StateSettings:
     options: SprSettings
     fit: Fit = "pad"
 
+    @property
+    def spr_options(self) -> SprSettings:
+        """The settings of a learner with delayed buffers."""
+        return self.options
+
 
 def new_settings(wanted: Wanted) -> NewSettings:
     """Return the settings of a new state; UserError if no state can have them."""

@@ -50,6 +50,8 @@ DATABASE = "state.sqlite"
 _JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
+_LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
+_GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
 _OWN = re.compile(rf"{_WRITTEN.pattern}|{re.escape(DATABASE)}(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
 
@@ -194,6 +196,11 @@ class Store:
         self._tallies[table] = digests.Tally()
         self.insert(table, rows)
 
+    def remove(self, table: str, key: str, row: tuple[Any, ...]) -> None:
+        """Remove a row, given whole and with its key first."""
+        self.query(f"DELETE FROM {table} WHERE {key} = ?", row[:1])
+        self._tallies[table] = self._tally(table).minus([row])
+
     def _insert(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
             places = ", ".join("?" * len(rows[0]))
@@ -201,9 +208,12 @@ class Store:
                 self.database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
 
     def _count(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        self._tallies[table] = self._tally(table).plus(rows)
+
+    def _tally(self, table: str) -> digests.Tally:
         if table not in self._tallies:
             self._tallies[table] = digests.recorded(self.database, table) or digests.Tally()
-        self._tallies[table] = self._tallies[table].plus(rows)
+        return self._tallies[table]
 
     # ---------------------------------------------------------------- settings
 
@@ -216,8 +226,18 @@ class Store:
 
     def write_settings(self, settings: NewSettings | StateSettings) -> None:
         """Save the settings; call within a transaction."""
-        self.replace("facts", [("settings", to_text(settings))])
+        self.write_fact("settings", to_text(settings))
         self.settings = settings
+
+    def fact(self, name: str) -> str | None:
+        """Return a saved text by its name."""
+        found = self.one("SELECT value FROM facts WHERE name = ?", [name])
+        return None if found is None else str(found[0])
+
+    def write_fact(self, name: str, text: str) -> None:
+        """Save a text under a name; call within a transaction."""
+        others = self.query("SELECT name, value FROM facts WHERE name <> ?", [name])
+        self.replace("facts", sorted([*others, (name, text)]))
 
     # ---------------------------------------------------------------- samples; call within a transaction
 
@@ -246,6 +266,21 @@ class Store:
         [n] = self.one("SELECT count(*) FROM classes")
         self.insert("classes", [(int(n), label)])
         return int(n)
+
+    def label_of(self, position: int) -> str:
+        """Return the label that a person gave to a sample last, or else its given label."""
+        corrected = self.last_correction(position)
+        if corrected is not None:
+            return corrected
+        found = self.one(_GIVEN, [position])
+        if found is None:
+            raise UserError(f"{self.path} is damaged: sample {position} is missing.")
+        return str(found[0])
+
+    def last_correction(self, position: int) -> str | None:
+        """Return the label that a person gave to a sample last."""
+        found = self.one(_LAST, [position])
+        return None if found is None else str(found[0])
 
     @property
     def n_samples(self) -> int:

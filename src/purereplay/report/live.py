@@ -97,6 +97,8 @@ def learning(*, is_pipe: bool) -> Iterator[LearnBars]:
 def show_learned(state: Path, done: LearnProgress) -> None:
     """Print the counts of `learn`."""
     out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
+    if done.n_corrected:
+        out.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
     if done.n_scored:
         command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
