@@ -192,7 +192,7 @@ def test_an_empty_database_beside_a_learner_became_a_new_state(dead, mark):
     before = sorted(path.name for path in dead.iterdir())
     with (
         pytest.raises(UserError, match=r"state\.sqlite is damaged"),
-        Store.writing(dead, Wanted(seed=9, overrides=TINY)),
+        Store.writing(dead, Wanted(learner="spr", seed=9, overrides=TINY)),
     ):
         pass
     assert {path.name for path in dead.iterdir()} - set(before) <= {"state.sqlite-wal", "state.sqlite-shm"}
@@ -619,7 +619,7 @@ def test_a_state_with_a_learning_rate_that_diverges_was_created(tmp_path, name, 
     sentence = f"The setting {name} must be at most 1 in a state, not {value.replace('e', 'e.')}"
     with (
         pytest.raises(UserError, match=sentence),
-        Store.writing(tmp_path / "state", Wanted(overrides={name: value})),
+        Store.writing(tmp_path / "state", Wanted(learner="spr", overrides={name: value})),
     ):
         pass
     assert not (tmp_path / "state").exists()

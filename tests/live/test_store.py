@@ -322,10 +322,10 @@ def test_the_settings_of_a_state_cannot_change(state, wanted, sentence):
         (Wanted(learner="self-centered-filter", overrides={"self_replay": "every-buffer"}), "has self_replay=never"),
         (Wanted(learner="pure-replay", overrides={"sharpening": "2"}), "sharpening must be at least 0 and at most 1"),
         (Wanted(learner="pure-replay", overrides={"replay": "union"}), "trains on halves of D and P"),
-        (Wanted(overrides={"filter": "none"}), "a state needs a filter"),
-        (Wanted(overrides={"self_replay": "task-end"}), "a state has no tasks"),
-        (Wanted(overrides={"features": "file"}), "features=file is for `purereplay run`"),
-        (Wanted(overrides={"delayed_size": "1"}), "delayed_size must be at least 2"),
+        (Wanted(learner="spr", overrides={"filter": "none"}), "a state needs a filter"),
+        (Wanted(learner="spr", overrides={"self_replay": "task-end"}), "a state has no tasks"),
+        (Wanted(learner="spr", overrides={"features": "file"}), "features=file is for `purereplay run`"),
+        (Wanted(learner="spr", overrides={"delayed_size": "1"}), "delayed_size must be at least 2"),
         (Wanted(size=0), "size must be between 1 and"),
         (Wanted(channels=2), "channels must be 1"),
     ],
@@ -338,13 +338,13 @@ def test_a_state_with_impossible_settings_is_not_created(tmp_path, wanted, sente
 
 def test_settings_before_the_first_image(tmp_path):
     """They are compared as far as they do not depend on the images; reading samples says that there are none."""
-    wanted = Wanted(preset="default", overrides={"graphs": "7"})
+    wanted = Wanted(learner="spr", preset="default", overrides={"graphs": "7"})
     with Store.writing(tmp_path / "state", wanted) as store:
         assert store.settings == from_text(to_text(store.settings)) and store.settings.chosen == {"graphs": 7}
         assert status(store)["delayed_size"] == 500 and status(store)["image_shape"] is None
         with pytest.raises(UserError, match="state holds no images yet: add some with"):
             store.rows([0])
-    with Store.writing(tmp_path / "state", Wanted(overrides={"base_batch": "500"})) as store:
+    with Store.writing(tmp_path / "state", Wanted(learner="spr", overrides={"base_batch": "500"})) as store:
         assert store.n_samples == 0
     for name, value, fixed in (("graphs", "5", "7"), ("network", "mlp", "undecided"), ("finetune_clip", "none", "0.5")):
         other = Wanted(overrides={name: value})

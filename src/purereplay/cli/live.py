@@ -44,7 +44,7 @@ def learn(
         ),
     ] = None,
     learner: Annotated[
-        str | None, typer.Option(help="Learner that scores samples: spr, pure-replay. (default: spr)")
+        str | None, typer.Option(help="Learner: full-memory, spr or pure-replay. (default: full-memory)")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
@@ -156,24 +156,33 @@ def correct(
     state: State,
     device: Device = "auto",
 ) -> None:
-    """Correct labels: the samples enter the purified buffer with the new label and clean probability 1.
+    """Correct labels by a table that a person has filled in; corrected labels are trusted and learned.
 
-    All corrections are recorded. The purified buffer stays balanced over the labels; if it is too small for all
-    corrected samples, the newest stay in it.
+    The table has the columns id and label, or is the file of `audit` with the column corrected_label filled in. A file
+    moved to the folder of another label needs no table: run `learn` again.
 
-    Example:
+    Examples:
+
+        purereplay correct --state state audit.csv
 
         purereplay correct --state state fixes.csv
     """
     from purereplay.live.corrections import correct, n_teaching
+    from purereplay.live.full_memory import FullMemory
     from purereplay.live.session import Session, make_engine
     from purereplay.live.settings import buffer_sizes
     from purereplay.report import live as report
 
     with Session.open(state, None, make_engine(device)) as session:
         outcomes = correct(session, fixes)
-        n_held, capacity = n_teaching(session, outcomes), buffer_sizes(session.store.settings)[1]
-    n_refused = report.show_corrections(outcomes, n_held, capacity)
+        n_refused = report.show_corrections(outcomes)
+        if isinstance(session.learning, FullMemory):
+            with report.settling() as session.learning.watch:
+                judged = session.settle()
+            if judged is not None:
+                report.show_judged(judged)
+        elif sizes := buffer_sizes(session.store.settings):
+            report.show_held(outcomes, n_teaching(session, outcomes), sizes[1])
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
 

@@ -44,7 +44,7 @@ def load_learner(store: Store, current: Current, engine: Engine) -> SPR:
 
 def _most_bytes(learner: SPR, store: Store, current: Current) -> int:
     """Return a limit of the size of a learner file, several times what the buffers and the networks take."""
-    n_held = min(current.taken, sum(buffer_sizes(store.settings)))
+    n_held = min(current.taken, sum(buffer_sizes(store.settings) or ()))
     sample = math.prod(store.image_settings.shape) + 1024  # image, label, position, clean probability and others
     return 2**26 + 8 * n_bytes(learner.state()) + 4 * n_held * sample + 2**14 * len(store.labels())
 

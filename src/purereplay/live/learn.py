@@ -12,6 +12,8 @@ from typing import IO
 from purereplay.errors import Interrupted
 from purereplay.learners.base import FilterReport
 from purereplay.learners.own_data import own_entry
+from purereplay.learners.spr.settings import SprSettings
+from purereplay.live.full_memory import FullMemory, Judged
 from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
@@ -33,7 +35,8 @@ class LearnProgress:
     n_corrected: int = 0  # files that were moved to another label
     n_to_score: int = 0  # samples to be scored, as far as known
     n_scored: int = 0
-    n_rejected: int = 0  # of these rejected by the filter
+    n_rejected: int = 0  # of these rejected by the filter; full-memory: of all samples of the state
+    judged: Judged | None = None  # the last judgement of full-memory
     steps: dict[str, int] = field(default_factory=dict)  # expected training steps for `n_to_score`, by phase
     account: Account = field(default_factory=Account)  # training time and steps so far
 
@@ -59,8 +62,11 @@ class LearnObserver:
     def training(self, progress: LearnProgress, now: TrainingProgress) -> None:
         """Receive the progress of the training, a few times per second."""
 
-    def scored(self, progress: LearnProgress, report: FilterReport) -> None:
-        """Receive the report of a buffer that was scored and learned."""
+    def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
+        """Receive the progress of full-memory while it judges all samples, a few times per second."""
+
+    def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
+        """Receive the report of samples that were scored and learned."""
 
 
 def learn(
@@ -96,6 +102,10 @@ class _Loop:
         self.progress = LearnProgress(total=source.total, account=session.account)
         self.first = session.taken  # position of the first sample that this call scores
         session.engine.watch = self._training
+        # the verdicts on all samples of a folder or list are wanted at its end, and not before
+        self.waits = source.ends and isinstance(session.learning, FullMemory)
+        if isinstance(session.learning, FullMemory):
+            session.learning.watch = self._judging
 
     def run(self, *, rest: bool) -> None:
         self._expect()
@@ -108,6 +118,9 @@ class _Loop:
                 acknowledge(outcomes, self.answers)
             self._count(outcomes)
             self.observer.took(self.progress, outcomes)
+            if not self.waits:
+                self.session.work(hear=self._scored)
+        if not self.waits:
             self.session.work(hear=self._scored)
         self.session.work(rest=rest, hear=self._scored)
 
@@ -124,6 +137,10 @@ class _Loop:
         self._check_stop()
         self.observer.training(self.progress, now)
 
+    def _judging(self, work: str, done: int, total: int | None) -> None:
+        self._check_stop()
+        self.observer.judging(self.progress, work, done, total)
+
     def _count(self, outcomes: list[Outcome]) -> None:
         p = self.progress
         p.n_seen += len(outcomes)
@@ -138,11 +155,15 @@ class _Loop:
         p, settings = self.progress, self.session.store.settings
         waiting = self.session.store.n_samples - self.first
         p.n_to_score = max(waiting, (p.total or 0) - p.n_seen + waiting)
-        if isinstance(settings, StateSettings) and p.n_to_score:
+        if isinstance(settings, StateSettings) and isinstance(settings.options, SprSettings) and p.n_to_score:
             steps = own_entry(settings.learner).count_steps(settings.options, (p.n_to_score,)).steps
             p.steps = {phase: n for phase, n in steps.items() if phase != "finetune"}  # only `predict` finetunes
 
-    def _scored(self, report: FilterReport) -> None:
-        self.progress.n_scored += len(report.selected_mask)
-        self.progress.n_rejected += int((~report.selected_mask).sum())
-        self.observer.scored(self.progress, report)
+    def _scored(self, report: FilterReport | Judged) -> None:
+        p = self.progress
+        if isinstance(report, Judged):
+            p.n_scored, p.n_rejected, p.judged = p.n_scored + report.n_new, report.n_rejected, report
+        else:
+            p.n_scored += len(report.selected_mask)
+            p.n_rejected += int((~report.selected_mask).sum())
+        self.observer.scored(p, report)

@@ -14,8 +14,10 @@ from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
 from purereplay.live.buffers import Buffers
+from purereplay.live.full_memory import FullMemory, Judged
 from purereplay.live.images import Look, look_at, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
+from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.moves import Moves
 from purereplay.live.settings import NewSettings, Wanted, with_shape
 from purereplay.live.shapes import Chosen, choose, look_at_some
@@ -40,9 +42,11 @@ class Session:
     engine: Engine
     account: Account = field(default_factory=Account)  # training time of this process
     chosen: Chosen | None = None  # the shape of all images, if this process has chosen it
+    learning: FullMemory | Buffers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.learning = Buffers(self.store, self.engine, self.account)
+        full = self.store.settings.learner == FULL_MEMORY
+        self.learning = FullMemory(self.store) if full else Buffers(self.store, self.engine, self.account)
         self.moves = Moves(self.store)
 
     @classmethod
@@ -136,18 +140,23 @@ class Session:
 
     # ---------------------------------------------------------------- learning
 
-    def work(self, *, rest: bool = False, hear: Callable[[FilterReport], None] | None = None) -> None:
+    def work(self, *, rest: bool = False, hear: Callable[[FilterReport | Judged], None] | None = None) -> None:
         """Judge and learn the samples that are due; `rest`: also the others."""
         self.learning.work(rest=rest, hear=hear)
 
     def correct(self, labels: Mapping[int, str]) -> None:
-        """Record labels that a person gave, by position, and learn them: all in one transaction, or none.
+        """Record labels that a person gave, by position: all in one transaction, or none.
 
-        Every correction of a state comes through here. Labels are trusted, and may be new.
+        Every correction of a state comes through here. Labels are trusted, and may be new. A learner with buffers
+        learns them at once, `full-memory` in `settle` or when all samples are judged again.
         """
         with self.store.transaction():
             current = self._correct(labels)
         self._tidy(current)
+
+    def settle(self) -> Judged | None:
+        """Learn corrections that were recorded: `full-memory` judges all samples again, unless it did so already."""
+        return self.learning.settle() if isinstance(self.learning, FullMemory) else None
 
     def _correct(self, labels: Mapping[int, str]) -> Current | None:
         codes = {position: self.store.code(label) for position, label in labels.items()}
