@@ -1,0 +1,188 @@
+"""Combination of several opinions into one probability of the true class, and the noise of the labels.
+
+Model of a given label: p(given = j | x) = Σ_k T[k, j] · q_k(x).
+
+- q, the pooled opinion about the true class, is softmax(Σ_m w_m · s_m + A s + b): a log-linear pool of the members'
+  standardised scores s_m with w ≥ 0. A, applied to their mean s, corrects confusions of classes that they share.
+- T, the noise matrix, holds the shares of each true class by given label. Its prior is a Dirichlet distribution around
+  equal noise of all classes, whose rate is estimated with it.
+
+All parameters are chosen by the likelihood of the given labels under out-of-sample scores; no true label is needed.
+Overlap of classes and noise differ in form: overlap depends on x, whereas noise also hits samples far from other
+classes. So a clean, hard problem gets soft q and T near 1, and a noisy, easy one sharp q and T with a margin.
+
+Then p(clean | x, y) = T[y, y] · q_y(x) / Σ_k T[k, y] · q_k(x). A trusted sample has a T of 1: its label is right.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+MOST_CORRECTED = 40  # classes up to which A is fitted; it has as many entries as T
+_CONCENTRATION = 20.0  # pseudo-counts of a row of T
+_CORRECTION = 30.0  # strength of the ridge on A and b
+_FIRST_RATE = 0.15  # noise rate to start with
+_ROUNDS, _STEPS = 25, 40  # updates of the noise rate, and steps of the optimiser in each
+_CONVERGED = 3e-4  # change of the noise rate
+_LEAST = 1e-4  # of a member's weight
+
+Real = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+
+class Pool(NamedTuple):
+    """Parameters of the pooled opinion; `weights` belong to standardised scores."""
+
+    weights: Real  # (members,)
+    scales: Real  # (members,), by which scores are divided
+    correction: Real  # A, (n_classes, n_classes)
+    bias: Real  # b, (n_classes,)
+
+    def probabilities(self, scores: list[Real]) -> Real:
+        """Return the probability of each class, (n, n_classes)."""
+        inputs = [own / scale for own, scale in zip(scores, self.scales, strict=True)]
+        combined: Real = sum((w * own for w, own in zip(self.weights, inputs, strict=True)), np.zeros_like(inputs[0]))
+        return softmax(combined + _mean(inputs) @ self.correction.T + self.bias)
+
+
+class Fit(NamedTuple):
+    """A pool with the noise that belongs to it."""
+
+    pool: Pool
+    noise: Real  # T, (n_classes, n_classes): true class, given label
+
+
+def fit_pool(scores: list[Real], labels: Whole, trusted: NDArray[np.bool_], *, with_noise: bool = True) -> Fit:
+    """Fit the pool on out-of-sample scores (n, n_classes) of samples with given labels (n,).
+
+    Without noise T stays 1: for labels that are believed.
+    """
+    n_classes = scores[0].shape[1]
+    scales = np.array([max(float(own.std()), 1e-9) for own in scores])
+    inputs = [own / scale for own, scale in zip(scores, scales, strict=True)]
+    problem = _Problem(inputs, labels, trusted, with_noise=with_noise)
+    rate = _FIRST_RATE if with_noise else 0.0
+    values = problem.start(rate)
+    for _ in range(_ROUNDS if with_noise else 1):
+        values = problem.improve(values, rate)
+        if not with_noise:
+            break
+        before, rate = rate, problem.rate(values)
+        if abs(rate - before) < _CONVERGED:
+            break
+    weights, correction, bias, logits = problem.parts(values)
+    noise = softmax(logits) if with_noise else np.eye(n_classes)
+    return Fit(Pool(weights, scales, correction, bias), noise)
+
+
+def posterior(probabilities: Real, noise: Real, labels: Whole, trusted: NDArray[np.bool_]) -> Real:
+    """Return the probability of each true class after the given label is known, (n, n_classes)."""
+    joint = probabilities * noise[:, labels].T
+    total = joint.sum(1, keepdims=True)
+    found: Real = np.divide(joint, total, out=np.zeros_like(joint), where=total > 0)
+    impossible = total[:, 0] <= 0  # underflow: the label is believed
+    found[impossible | trusted] = 0
+    rows = np.flatnonzero(impossible | trusted)
+    found[rows, labels[rows]] = 1
+    return found
+
+
+def softmax(logits: Real) -> Real:
+    """Return probabilities along the last axis."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    found: Real = powers / powers.sum(-1, keepdims=True)
+    return found
+
+
+class _Problem:
+    """Likelihood of the given labels with its gradient, as a function of all parameters in one vector."""
+
+    def __init__(self, inputs: list[Real], labels: Whole, trusted: NDArray[np.bool_], *, with_noise: bool) -> None:
+        self.inputs, self.labels, self.trusted, self.with_noise = inputs, labels, trusted, with_noise
+        self.n, self.n_classes = inputs[0].shape
+        self.corrects = self.n_classes <= MOST_CORRECTED
+        self.mean = _mean(inputs)
+        self.rows = np.arange(self.n)
+        self.doubted = np.flatnonzero(~trusted)
+
+    def start(self, rate: float) -> Real:
+        k, m = self.n_classes, len(self.inputs)
+        logits = np.log(np.maximum(_equal_noise(rate, k), 1e-12))
+        return np.concatenate([np.full(m, 2.0 / m), np.zeros(k * k + k), logits.ravel()])
+
+    def parts(self, values: Real) -> tuple[Real, Real, Real, Real]:
+        """Return w, A, b and the logits of T."""
+        k, m = self.n_classes, len(self.inputs)
+        cuts = np.cumsum([m, k * k, k])
+        weights, correction, bias, logits = np.split(values, cuts)
+        return weights, correction.reshape(k, k), bias, logits.reshape(k, k)
+
+    def improve(self, values: Real, rate: float) -> Real:
+        """Return better parameters for a given rate of the prior."""
+        m = len(self.inputs)
+        bounds = [(_LEAST, None)] * m + [(None, None)] * (len(values) - m)
+        options = {"maxiter": _STEPS if self.n_classes <= MOST_CORRECTED else _STEPS // 3}
+        found = minimize(self._loss, values, (rate,), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        better: Real = found.x
+        return better
+
+    def rate(self, values: Real) -> float:
+        """Return the expected share of wrong labels among the doubted samples."""
+        pooled, noise = self._pooled(values)
+        right = self._responsibility(pooled, noise)[0][self.rows, self.labels]
+        return (float((1 - right)[self.doubted].sum()) + 0.5) / (len(self.doubted) + 10)
+
+    def _pooled(self, values: Real) -> tuple[Real, Real]:
+        weights, correction, bias, logits = self.parts(values)
+        total = np.tile(bias, (self.n, 1))
+        for w, own in zip(weights, self.inputs, strict=True):
+            total += w * own
+        if self.corrects:
+            total += self.mean @ correction.T
+        noise = softmax(logits) if self.with_noise else np.eye(self.n_classes)
+        return softmax(total), noise
+
+    def _responsibility(self, pooled: Real, noise: Real) -> tuple[Real, Real]:
+        """Return the posterior of the true class, and the likelihood of each label."""
+        joint = pooled * noise[:, self.labels].T
+        own = np.flatnonzero(self.trusted)
+        joint[own] = 0
+        joint[own, self.labels[own]] = pooled[own, self.labels[own]]
+        total = np.maximum(joint.sum(1), 1e-300)
+        joint /= total[:, None]
+        return joint, total
+
+    def _loss(self, values: Real, rate: float) -> tuple[float, Real]:
+        _, correction, bias, logits = self.parts(values)
+        pooled, noise = self._pooled(values)
+        responsibility, total = self._responsibility(pooled, noise)
+        objective = np.log(total).sum() - _CORRECTION / 2 * (np.square(correction).sum() + np.square(bias).sum())
+        slope = responsibility - pooled  # of the log-likelihood by the pooled logits
+        by_correction = slope.T @ self.mean - _CORRECTION * correction if self.corrects else np.zeros_like(correction)
+        by_weights = [float((slope * own).sum()) for own in self.inputs]
+        by_noise = np.zeros_like(logits)
+        if self.with_noise:
+            prior = _CONCENTRATION * _equal_noise(rate, self.n_classes)
+            objective += (prior * np.log(np.maximum(noise, 1e-300))).sum()
+            counts = prior.copy()
+            np.add.at(counts.T, self.labels[self.doubted], responsibility[self.doubted])
+            by_noise = counts - counts.sum(1, keepdims=True) * noise
+        by_bias = slope.sum(0) - _CORRECTION * bias
+        gradient = np.concatenate([by_weights, by_correction.ravel(), by_bias, by_noise.ravel()])
+        return -float(objective) / self.n, -gradient / self.n
+
+
+def _mean(inputs: list[Real]) -> Real:
+    found: Real = np.mean(inputs, 0)
+    return found
+
+
+def _equal_noise(rate: float, n_classes: int) -> Real:
+    """Return the noise matrix of symmetric noise."""
+    noise = np.full((n_classes, n_classes), rate / max(1, n_classes - 1))
+    np.fill_diagonal(noise, 1 - rate)
+    return noise

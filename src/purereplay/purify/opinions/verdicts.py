@@ -1,0 +1,178 @@
+"""Verdicts on labels: a calibrated clean probability of every sample, and the shares of wrong labels.
+
+Two rounds. In the first, members are fitted on all given labels with equal weight. In the second, every sample has its
+clean probability of the first round as its weight. In both, a sample is scored without itself, and the pool combines
+the scores (see `pool`).
+
+In: features float32 (n, d), given labels int64 (n,) below n_classes, optionally which labels are trusted because a
+person has checked them. Out: `Verdicts`. Nothing depends on the order of the samples, except for random draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.data.progress import Progress
+from purereplay.data.seeds import derive_seed
+from purereplay.errors import InputError
+from purereplay.purify.noise_rate import NoiseRate, wilson
+from purereplay.purify.opinions.members import fit_members, fitted_rows, kinds_for
+from purereplay.purify.opinions.pool import Fit, fit_pool, posterior
+
+LEAST_OF_CLASS = 3  # samples of a label below which nothing can be said about them
+_ROUNDS = 2
+_LEAST_WEIGHT = 0.01  # of a sample in the second round
+_AMBIGUITY = 0.15  # share of the ambiguity that widens an interval
+
+Real = NDArray[np.float64]
+Real32 = NDArray[np.float32]
+Whole = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class NoiseTable(NamedTuple):
+    """Estimated shares of wrong labels; each has `rate`, `low`, `high` (95 %) and `n`."""
+
+    overall: NoiseRate
+    by_class: list[NoiseRate]  # by given label
+    by_pair: dict[tuple[int, int], NoiseRate]  # (given, likely): share of the given label; the largest ones first
+
+
+class Verdicts(NamedTuple):
+    """Result for all samples."""
+
+    clean_probability: Real  # (n,), calibrated, high = clean
+    class_probability: Real  # (n, n_classes), of the true class, without the sample's own label
+    likely_label: Whole  # (n,), the most likely true class after the given label is known
+    accepted: Mask  # (n,), whether the label is more likely right than wrong, or trusted
+    noise: NoiseTable
+    opinions: Mapping[str, float]  # weight of each opinion, in all 1
+
+
+def judge_labels(
+    features: Real32,
+    labels: Whole,
+    n_classes: int,
+    *,
+    trusted: Mask | None = None,
+    seed: int = 0,
+    watch: Progress | None = None,
+) -> Verdicts:
+    """Return the verdicts on all labels.
+
+    `trusted` bool (n,): labels that are known to be right; they teach with full weight and are never doubted.
+    """
+    features, labels, believed = _checked(features, labels, n_classes, trusted)
+    present, numbers = np.unique(labels, return_inverse=True)
+    n, k = len(labels), len(present)
+    if k < 2:
+        return _nothing_to_compare(labels, n_classes)
+    kinds = kinds_for(features.shape[1], k)
+    done = 0
+
+    def step(name: str) -> None:
+        nonlocal done
+        if watch:
+            watch(f"opinions: {name}", done, _ROUNDS * len(kinds))
+        done += 1
+
+    weights = np.ones(n)
+    rows = fitted_rows(n, derive_seed(seed, "pool"))
+    for number in range(_ROUNDS):
+        own = derive_seed(seed, "round", number)
+        scores = fit_members(features, numbers, weights, k, kinds, seed=own, step=step).scores
+        fit = fit_pool([part[rows] for part in scores], numbers[rows], believed[rows])
+        pooled = fit.pool.probabilities(scores)
+        after = posterior(pooled, fit.noise, numbers, believed)
+        weights = np.where(believed, 1.0, np.maximum(after[np.arange(n), numbers], _LEAST_WEIGHT))
+    if watch:
+        watch("opinions", done, done)
+    return _verdicts(numbers, believed, present, n_classes, kinds, fit, pooled, after)
+
+
+def _verdicts(
+    numbers: Whole,
+    trusted: Mask,
+    present: Whole,
+    n_classes: int,
+    kinds: list[str],
+    fit: Fit,
+    pooled: Real,
+    after: Real,
+) -> Verdicts:
+    n, k = after.shape
+    rows = np.arange(n)
+    few = (np.bincount(numbers, minlength=k) < LEAST_OF_CLASS)[numbers] & ~trusted
+    known = ~few & ~trusted
+    clean = after[rows, numbers].copy()
+    rate = float(1 - clean[known].mean()) if known.any() else 0.0
+    clean[few] = 1 - rate  # too few of its kind to compare with
+    after = after.copy()
+    after[few] = 0
+    after[few, numbers[few]] = 1
+    wide, of_classes = np.zeros((n, n_classes)), np.zeros((n, n_classes))
+    wide[:, present], of_classes[:, present] = after, pooled
+    opinions = fit.pool.weights / fit.pool.weights.sum()
+    return Verdicts(
+        clean_probability=clean,
+        class_probability=of_classes,
+        likely_label=wide.argmax(1),
+        accepted=(clean >= 0.5) | trusted | few,
+        noise=_noise_table(present[numbers], wide, 1 - pooled.max(1), known),
+        opinions=dict(zip(kinds, opinions.tolist(), strict=True)),
+    )
+
+
+def _noise_table(labels: Whole, after: Real, ambiguity: Real, known: Mask) -> NoiseTable:
+    """Return shares of wrong labels among the `known` samples, from the posterior of the true class (n, n_classes)."""
+    n_classes = after.shape[1]
+    counts = np.zeros((n_classes, n_classes))
+    np.add.at(counts, labels[known], after[known])
+    given = np.bincount(labels[known], minlength=n_classes)
+    vague = np.bincount(labels[known], ambiguity[known], minlength=n_classes) / np.maximum(given, 1)
+    wrong = given - counts.diagonal()
+    overall = _widened(float(wrong.sum()), int(given.sum()), float(ambiguity[known].mean()) if known.any() else 0.0)
+    by_class = [_widened(float(wrong[c]), int(given[c]), float(vague[c])) for c in range(n_classes)]
+    np.fill_diagonal(counts, 0)
+    pairs = [(int(i), int(j)) for i, j in zip(*np.nonzero(counts >= 0.5), strict=True)]
+    pairs.sort(key=lambda pair: (-counts[pair], pair))
+    by_pair = {
+        (i, j): _widened(float(counts[i, j]), int(given[i]), float(vague[i] * counts[i, j] / max(wrong[i], 1e-9)))
+        for i, j in pairs
+    }
+    return NoiseTable(overall, by_class, by_pair)
+
+
+def _widened(n_wrong: float, n: int, ambiguity: float) -> NoiseRate:
+    """Return the share n_wrong / n; its interval covers chance (Wilson) and a part of the ambiguity."""
+    plain = wilson(min(max(n_wrong, 0.0), float(n)), n)
+    more = _AMBIGUITY * ambiguity
+    return plain._replace(low=max(0.0, plain.low - more), high=min(1.0, plain.high + more))
+
+
+def _nothing_to_compare(labels: Whole, n_classes: int) -> Verdicts:
+    """Return verdicts for samples of one label: every label is believed, and the noise is unknown."""
+    n, unknown = len(labels), wilson(0, 0)
+    of_classes = np.zeros((n, n_classes))
+    of_classes[np.arange(n), labels] = 1
+    table = NoiseTable(unknown, [unknown] * n_classes, {})
+    return Verdicts(np.ones(n), of_classes, labels.copy(), np.ones(n, dtype=bool), table, {})
+
+
+def _checked(features: Real32, labels: Whole, n_classes: int, trusted: Mask | None) -> tuple[Real32, Whole, Mask]:
+    values, numbers = np.ascontiguousarray(features, np.float32), np.asarray(labels, np.int64)
+    if values.ndim != 2 or numbers.shape != (len(values),):
+        raise InputError(f"Features {values.shape} and labels {numbers.shape} must be (n, d) and (n,).")
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+        raise InputError(f"Features of row {row} hold NaN or infinity.")
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < n_classes:
+        raise InputError(f"Labels must lie between 0 and {n_classes - 1}.")
+    mask = np.zeros(len(numbers), dtype=bool) if trusted is None else np.asarray(trusted, dtype=bool)
+    if mask.shape != numbers.shape:
+        raise InputError(f"trusted has shape {mask.shape}, but {len(numbers)} samples need ({len(numbers)},).")
+    return values, numbers, mask
