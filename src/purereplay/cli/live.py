@@ -48,19 +48,26 @@ def learn(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen: images, labels, sizes and time. Writes nothing.")
+    ] = False,
     device: Device = "auto",
     set_: SetOption = None,
 ) -> None:
     """Learn from your own images with unreliable labels, into a state folder.
 
-    The same command again continues after any interruption and adds what is new in the data. Size, channels,
-    learner, preset, seed and settings are fixed when the state is created.
+    Images may have any size; they are resized to one that is chosen by the first images, with the aspect kept. The
+    same command again continues after any interruption and adds what is new in the data. A file that was moved to the
+    folder of another label has its label corrected. Size, channels, learner, preset, seed and settings are fixed when
+    the state is created.
 
     Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
     standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
     interruption, send every line again that was not answered.
 
     Examples:
+
+        purereplay learn photos --state state --dry-run
 
         purereplay learn photos --state state
 
@@ -69,11 +76,15 @@ def learn(
         camera | purereplay learn - --state state > answers.jsonl
     """
     from purereplay.live.learn import learn
+    from purereplay.live.plan import plan
     from purereplay.live.settings import Wanted
     from purereplay.report import live as report
 
     chosen = overrides(set_)
     wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
+    if dry_run:
+        report.show_plan(plan(data, state, wanted, root=root))
+        return
     is_pipe = data == "-"
     with report.learning(is_pipe=is_pipe) as observer:
         done = learn(
@@ -152,7 +163,7 @@ def audit(
 
 @app.command()
 def correct(
-    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
+    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label, or a filled-in audit.")],
     state: State,
     device: Device = "auto",
 ) -> None:

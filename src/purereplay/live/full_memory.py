@@ -1,6 +1,6 @@
 """The learner `full-memory` in a state: the samples of the state are its memory, and every verdict is revised.
 
-All samples are judged again whenever their number has grown by a quarter, and at the end of a source. So the time per
+All samples are judged again whenever their number has grown by half, and at the end of a source. So the time per
 new sample is bounded, and the order of arrival hardly matters. In between, the classifier judges new samples in pieces.
 Both happen at fixed numbers of samples. So the result depends neither on the pieces in which the samples arrived nor on
 where a process was killed.
@@ -35,7 +35,7 @@ from purereplay.live.verdicts import (
     write_revision,
 )
 
-REST = 0.25  # at the end of a source all samples are judged again if there are new ones by this share of `growth`
+REST = 0.1  # at the end of a source all samples are judged again if there are new ones by this share of `growth`
 _READ = 500  # images read at once
 _JUDGED = "judged"  # fact: samples before this position were judged, or could not be judged yet
 
@@ -85,11 +85,11 @@ class FullMemory:
                 hear(self._judge_new(n))
             return
         while True:
-            due = options.next_revision(self.revised)
-            if n >= due:
+            due, piece = options.next_revision(self.revised), self.taken + options.piece
+            if self.opinion is not None and piece <= n and piece < due:
+                hear(self._judge_new(piece))
+            elif due <= n:
                 hear(self._revise(due))
-            elif self.opinion is not None and n - self.taken >= options.piece:
-                hear(self._judge_new(self.taken + options.piece))
             else:
                 return
 

@@ -17,11 +17,14 @@ from purereplay.live.full_memory import FullMemory, Judged
 from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
+from purereplay.live.plan import estimate, expensive
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
 from purereplay.live.shapes import Chosen
 from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
+
+_MANY = 2000  # new samples from which on the time is estimated before the work begins
 
 
 @dataclass
@@ -55,6 +58,9 @@ class LearnObserver:
 
     def chose(self, chosen: Chosen) -> None:
         """Receive the shape of all images, once it is chosen."""
+
+    def warned(self, sentence: str) -> None:
+        """Receive a warning before work that takes long or much memory."""
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
         """Receive items that were stored or refused."""
@@ -110,6 +116,8 @@ class _Loop:
     def run(self, *, rest: bool) -> None:
         self._expect()
         self.session.look(self.source.first)
+        self._tell_shape()
+        self._warn()
         for chunk in self.source.chunks:
             self._check_stop()
             outcomes = self.session.take(chunk)
@@ -123,6 +131,16 @@ class _Loop:
         if not self.waits:
             self.session.work(hear=self._scored)
         self.session.work(rest=rest, hear=self._scored)
+
+    def _warn(self) -> None:
+        """Warn of work that takes long, once the images and their number are known."""
+        settings, store = self.session.store.settings, self.session.store
+        if not isinstance(settings, StateSettings):
+            return
+        n_new = max(0, (self.source.total or 0) - store.n_samples)
+        seconds = estimate(self.source.first, settings, n_new, store.n_samples + n_new) if n_new > _MANY else None
+        for sentence in expensive(settings, seconds):
+            self.observer.warned(sentence)
 
     def _tell_shape(self) -> None:
         if self.session.chosen is not None:

@@ -14,7 +14,7 @@ class FullMemorySettings(Settings):
     """When samples are judged, and how many at most are compared with each other."""
 
     first: int = setting("samples before any is judged", 100, unit="samples", least=2)
-    growth: float = setting("new samples after which all are judged again, as a share of the others", 0.25, most=10.0)
+    growth: float = setting("new samples after which all are judged again, as a share of the others", 0.5, most=10.0)
     piece: int = setting("new samples that the classifier judges at once, in between", 100, unit="samples")
     capacity: int = setting(
         "samples that are compared with each other and teach; the classifier judges the others",

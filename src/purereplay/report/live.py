@@ -25,6 +25,7 @@ from purereplay.live.audit import Audited
 from purereplay.live.full_memory import Judged
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
+from purereplay.live.plan import Plan
 from purereplay.live.predict import Prediction
 from purereplay.live.shapes import Chosen
 from purereplay.live.status import NoiseStatus, Status
@@ -52,6 +53,9 @@ class LearnBars(LearnObserver):
     def chose(self, chosen: Chosen) -> None:
         if chosen.resizes:
             (_stderr if self.bars.disable else self.bars).print(chosen.sentence)
+
+    def warned(self, sentence: str) -> None:
+        _stderr.print(sentence)
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
         n, total = progress.n_seen, progress.total
@@ -98,6 +102,27 @@ def learning(*, is_pipe: bool) -> Iterator[LearnBars]:
     logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
     with progress_bars(disable=is_pipe) as bars, interruptible() as interrupted:
         yield LearnBars(bars, interrupted) if is_pipe else _FileBars(bars, interrupted)
+
+
+def show_plan(plan: Plan) -> None:
+    """Print what `learn` would do."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("images", f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {plan.n_unusable:,}")
+    names = sorted(plan.labels, key=lambda name: -plan.labels[name])
+    shown = ", ".join(f"{name} {plan.labels[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
+    table.add_row("labels", Text(printable(f"{len(names):,}: {shown}")))
+    if plan.chosen is not None:
+        table.add_row("sizes", plan.chosen.sentence)
+    if plan.settings is not None:
+        channels, height, width = plan.settings.shape
+        table.add_row("learned as", f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}")
+        table.add_row("learner", f"{plan.settings.learner}, preset {plan.settings.preset}, seed {plan.settings.seed}")
+    table.add_row("room on disk", f"{plan.n_bytes / 2**20:,.1f} MiB")
+    table.add_row("time", "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}")
+    out.print(table)
+    for sentence in plan.warnings:
+        _stderr.print(sentence)
+    out.print("Nothing was written.")
 
 
 def show_learned(state: Path, done: LearnProgress) -> None:
