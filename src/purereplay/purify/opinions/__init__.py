@@ -5,7 +5,9 @@ verdicts (`verdicts`) and a classifier (`model`).
 """
 
 from purereplay.purify.opinions.feature_map import FeatureMap
+from purereplay.purify.opinions.members import IMAGE_KINDS
 from purereplay.purify.opinions.model import Model, choose_model
+from purereplay.purify.opinions.pool import posterior
 from purereplay.purify.opinions.verdicts import NoiseTable, Verdicts, judge_labels
 
-__all__ = ["FeatureMap", "Model", "NoiseTable", "Verdicts", "choose_model", "judge_labels"]
+__all__ = ["IMAGE_KINDS", "FeatureMap", "Model", "NoiseTable", "Verdicts", "choose_model", "judge_labels", "posterior"]

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import eigh
 from torch import Tensor
 
 from purereplay.data.forms import Form, Forms, check_forms
@@ -123,10 +124,8 @@ def _fit_images(images: Tensor, seed: int) -> dict[str, Tensor]:
         deviation, mean = torch.std_mean(responses, 0, correction=0)
         scale = deviation + 1e-6
         x = ((responses - mean) / scale).double()
-        values, vectors = torch.linalg.eigh(x.T @ x / len(x))
-        n_directions = min(N_DIRECTIONS, max(1, len(x) - 1))
-        size = values[-n_directions:].clamp(min=1e-12).sqrt()
-        directions = vectors[:, -n_directions:] / torch.where(size > 1e-5, size**_WHITENING, torch.inf)
+        size, vectors = _main_directions(x, min(N_DIRECTIONS, max(1, len(x) - 1)))
+        directions = vectors / torch.where(size > 1e-5, size**_WHITENING, torch.inf)
     return {
         "filters": filters,
         "offset": offset,
@@ -135,6 +134,18 @@ def _fit_images(images: Tensor, seed: int) -> dict[str, Tensor]:
         "directions": directions.float(),
         "n_fitted": torch.tensor(len(images)),
     }
+
+
+def _main_directions(x: Tensor, n_directions: int) -> tuple[Tensor, Tensor]:
+    """Return the standard deviations along the main directions of centred rows (n, d), and these, (d, n_directions)."""
+    few_rows = len(x) <= x.shape[1]  # the smaller of two products with the same eigenvalues
+    product = (x @ x.T if few_rows else x.T @ x) / len(x)
+    largest = (len(product) - n_directions, len(product) - 1)
+    values, vectors = map(torch.from_numpy, eigh(product.numpy(), subset_by_index=largest))
+    size = values.clamp(min=1e-12).sqrt()
+    if few_rows:
+        vectors = x.T @ vectors / (size * len(x) ** 0.5)
+    return size, vectors
 
 
 def _fit_vectors(vectors: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from purereplay.data.forms import Form, check_forms
 
-N_TREES = 200
+N_TREES = 100
 _LEAF = 3  # least samples of a leaf
 _SMOOTHING = 0.01  # added to a class's share, so that its logarithm is finite
 

@@ -9,7 +9,7 @@ on the scale of logarithms of probabilities, high = more likely.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -53,10 +53,13 @@ class Fitted(NamedTuple):
 KINDS: dict[str, Any] = {each.kind: each for each in (KernelRidge, LinearRidge, Neighbours, Forest)}
 
 
-def kinds_for(n_features: int, n_classes: int) -> list[str]:
-    """Return the kinds of models that suit the data."""
+IMAGE_KINDS = ("kernel", "linear", "neighbours")
+
+
+def kinds_for(n_features: int, n_classes: int) -> tuple[str, ...]:
+    """Return the kinds of models that suit vectors; images have `IMAGE_KINDS`."""
     forest = n_features <= _MOST_FOREST_FEATURES and n_classes <= _MOST_FOREST_CLASSES
-    return ["kernel", "linear", "neighbours", *(["forest"] if forest else [])]
+    return (*IMAGE_KINDS, "forest") if forest else IMAGE_KINDS
 
 
 def fit_members(
@@ -64,7 +67,7 @@ def fit_members(
     labels: Whole,
     weights: Real,
     n_classes: int,
-    kinds: list[str],
+    kinds: Sequence[str],
     *,
     seed: int,
     step: Callable[[str], None] | None = None,

@@ -6,6 +6,7 @@ tensors can be saved.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -120,6 +121,7 @@ def choose_model(
     weights: Real,
     n_classes: int,
     *,
+    kinds: Sequence[str] | None = None,
     seed: int = 0,
     watch: Progress | None = None,
 ) -> Model:
@@ -135,7 +137,7 @@ def choose_model(
     if k == 1:
         empty = Pool(np.zeros(0), np.zeros(0), np.zeros((1, 1)), np.zeros(1))
         return Model([], empty, present, d, n_classes)
-    kinds = kinds_for(d, k)
+    kinds = kinds or kinds_for(d, k)
     done = 0
 
     def step(name: str) -> None:
@@ -163,4 +165,4 @@ def choose_model(
 
 def _fitted(scores: list[Real], numbers: Whole, believed: Whole) -> Pool:
     own = [part[believed] for part in scores]
-    return fit_pool(own, numbers[believed], np.ones(len(believed), dtype=bool), with_noise=False).pool
+    return fit_pool(own, numbers[believed], np.ones(len(believed), dtype=bool), np.eye(scores[0].shape[1])).pool

@@ -22,16 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from purereplay.purify.opinions.noise_matrix import equal_noise, sparse_noise
+
 MOST_CORRECTED = 40  # classes up to which A is fitted; it has as many entries as T
 _CONCENTRATION = 20.0  # pseudo-counts of a row of T
 _CORRECTION = 30.0  # strength of the ridge on A and b
 _FIRST_RATE = 0.15  # noise rate to start with
 _ROUNDS, _STEPS = 25, 40  # updates of the noise rate, and steps of the optimiser in each
-_CONVERGED = 3e-4  # change of the noise rate
+_SPARSE_ROUNDS, _SPARSE_STEPS, _UPDATES = 30, 8, 3  # the same for the sparse noise matrix, and its updates
+_CONVERGED = 2e-4  # change of the noise rate
 _LEAST = 1e-4  # of a member's weight
 
 Real = NDArray[np.float64]
 Whole = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class Pool(NamedTuple):
@@ -56,30 +60,51 @@ class Fit(NamedTuple):
     noise: Real  # T, (n_classes, n_classes): true class, given label
 
 
-def fit_pool(scores: list[Real], labels: Whole, trusted: NDArray[np.bool_], *, with_noise: bool = True) -> Fit:
+def fit_pool(scores: list[Real], labels: Whole, trusted: Mask, noise: Real | None = None) -> Fit:
     """Fit the pool on out-of-sample scores (n, n_classes) of samples with given labels (n,).
 
-    Without noise T stays 1: for labels that are believed.
+    `noise` is a known T, such as 1 for labels that are believed; None: fit it as well.
     """
-    n_classes = scores[0].shape[1]
     scales = np.array([max(float(own.std()), 1e-9) for own in scores])
     inputs = [own / scale for own, scale in zip(scores, scales, strict=True)]
-    problem = _Problem(inputs, labels, trusted, with_noise=with_noise)
-    rate = _FIRST_RATE if with_noise else 0.0
-    values = problem.start(rate)
-    for _ in range(_ROUNDS if with_noise else 1):
-        values = problem.improve(values, rate)
-        if not with_noise:
-            break
+    problem = _Problem(inputs, labels, trusted, noise)
+    values = problem.start(_FIRST_RATE)
+    if noise is not None:
+        values = problem.improve(values, 0.0, _STEPS)
+    else:
+        values = _fit_dense(problem, values)
+        values = _fit_sparse(problem, values)
+    assert problem.known is not None
+    weights, correction, bias, _ = problem.parts(values)
+    return Fit(Pool(weights, scales, correction, bias), problem.known)
+
+
+def _fit_dense(problem: _Problem, values: Real) -> Real:
+    """Fit all parameters, with a rate of its own for every pair of classes."""
+    rate = _FIRST_RATE
+    for _ in range(_ROUNDS):
+        values = problem.improve(values, rate, _STEPS)
         before, rate = rate, problem.rate(values)
         if abs(rate - before) < _CONVERGED:
             break
-    weights, correction, bias, logits = problem.parts(values)
-    noise = softmax(logits) if with_noise else np.eye(n_classes)
-    return Fit(Pool(weights, scales, correction, bias), noise)
+    return values
 
 
-def posterior(probabilities: Real, noise: Real, labels: Whole, trusted: NDArray[np.bool_]) -> Real:
+def _fit_sparse(problem: _Problem, values: Real) -> Real:
+    """Go on with a noise matrix in which only some pairs have a rate of their own, and leave it in the problem."""
+    problem.known = problem.noise(values)
+    rate = problem.rate(values)
+    for _ in range(_SPARSE_ROUNDS):
+        values = problem.improve(values, rate, _SPARSE_STEPS)
+        for _ in range(_UPDATES):
+            problem.known = sparse_noise(problem.counts(values))
+        before, rate = rate, problem.rate(values)
+        if abs(rate - before) < _CONVERGED:
+            break
+    return values
+
+
+def posterior(probabilities: Real, noise: Real, labels: Whole, trusted: Mask) -> Real:
     """Return the probability of each true class after the given label is known, (n, n_classes)."""
     joint = probabilities * noise[:, labels].T
     total = joint.sum(1, keepdims=True)
@@ -101,8 +126,8 @@ def softmax(logits: Real) -> Real:
 class _Problem:
     """Likelihood of the given labels with its gradient, as a function of all parameters in one vector."""
 
-    def __init__(self, inputs: list[Real], labels: Whole, trusted: NDArray[np.bool_], *, with_noise: bool) -> None:
-        self.inputs, self.labels, self.trusted, self.with_noise = inputs, labels, trusted, with_noise
+    def __init__(self, inputs: list[Real], labels: Whole, trusted: Mask, noise: Real | None) -> None:
+        self.inputs, self.labels, self.trusted, self.known = inputs, labels, trusted, noise
         self.n, self.n_classes = inputs[0].shape
         self.corrects = self.n_classes <= MOST_CORRECTED
         self.mean = _mean(inputs)
@@ -111,7 +136,7 @@ class _Problem:
 
     def start(self, rate: float) -> Real:
         k, m = self.n_classes, len(self.inputs)
-        logits = np.log(np.maximum(_equal_noise(rate, k), 1e-12))
+        logits = np.log(np.maximum(equal_noise(rate, k), 1e-12))
         return np.concatenate([np.full(m, 2.0 / m), np.zeros(k * k + k), logits.ravel()])
 
     def parts(self, values: Real) -> tuple[Real, Real, Real, Real]:
@@ -121,11 +146,11 @@ class _Problem:
         weights, correction, bias, logits = np.split(values, cuts)
         return weights, correction.reshape(k, k), bias, logits.reshape(k, k)
 
-    def improve(self, values: Real, rate: float) -> Real:
+    def improve(self, values: Real, rate: float, n_steps: int) -> Real:
         """Return better parameters for a given rate of the prior."""
         m = len(self.inputs)
         bounds = [(_LEAST, None)] * m + [(None, None)] * (len(values) - m)
-        options = {"maxiter": _STEPS if self.n_classes <= MOST_CORRECTED else _STEPS // 3}
+        options = {"maxiter": n_steps if self.n_classes <= MOST_CORRECTED else max(3, n_steps // 3)}
         found = minimize(self._loss, values, (rate,), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         better: Real = found.x
         return better
@@ -136,15 +161,25 @@ class _Problem:
         right = self._responsibility(pooled, noise)[0][self.rows, self.labels]
         return (float((1 - right)[self.doubted].sum()) + 0.5) / (len(self.doubted) + 10)
 
+    def counts(self, values: Real) -> Real:
+        """Return the expected number of doubted samples by true class and given label, (n_classes, n_classes)."""
+        responsibility, _ = self._responsibility(*self._pooled(values))
+        found = np.zeros((self.n_classes, self.n_classes))
+        np.add.at(found.T, self.labels[self.doubted], responsibility[self.doubted])
+        return found
+
     def _pooled(self, values: Real) -> tuple[Real, Real]:
-        weights, correction, bias, logits = self.parts(values)
+        weights, correction, bias, _ = self.parts(values)
         total = np.tile(bias, (self.n, 1))
         for w, own in zip(weights, self.inputs, strict=True):
             total += w * own
         if self.corrects:
             total += self.mean @ correction.T
-        noise = softmax(logits) if self.with_noise else np.eye(self.n_classes)
-        return softmax(total), noise
+        return softmax(total), self.noise(values)
+
+    def noise(self, values: Real) -> Real:
+        """Return T."""
+        return softmax(self.parts(values)[3]) if self.known is None else self.known
 
     def _responsibility(self, pooled: Real, noise: Real) -> tuple[Real, Real]:
         """Return the posterior of the true class, and the likelihood of each label."""
@@ -165,8 +200,8 @@ class _Problem:
         by_correction = slope.T @ self.mean - _CORRECTION * correction if self.corrects else np.zeros_like(correction)
         by_weights = [float((slope * own).sum()) for own in self.inputs]
         by_noise = np.zeros_like(logits)
-        if self.with_noise:
-            prior = _CONCENTRATION * _equal_noise(rate, self.n_classes)
+        if self.known is None:
+            prior = _CONCENTRATION * equal_noise(rate, self.n_classes)
             objective += (prior * np.log(np.maximum(noise, 1e-300))).sum()
             counts = prior.copy()
             np.add.at(counts.T, self.labels[self.doubted], responsibility[self.doubted])
@@ -179,10 +214,3 @@ class _Problem:
 def _mean(inputs: list[Real]) -> Real:
     found: Real = np.mean(inputs, 0)
     return found
-
-
-def _equal_noise(rate: float, n_classes: int) -> Real:
-    """Return the noise matrix of symmetric noise."""
-    noise = np.full((n_classes, n_classes), rate / max(1, n_classes - 1))
-    np.fill_diagonal(noise, 1 - rate)
-    return noise

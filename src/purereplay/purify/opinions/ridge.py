@@ -18,6 +18,7 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 from torch import Tensor
 
 from purereplay.data.forms import Form, check_forms
@@ -27,7 +28,7 @@ N_LANDMARKS = 1000
 _WIDTHS = (0.5, 1.5)  # g in units of 1 / median squared distance
 _KERNEL_STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _LINEAR_STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  # in units of the sum of squares of a feature
-_RANK = 1e-6  # eigenvalues of the landmarks' kernel below this share of the largest are dropped
+_JITTER = 1e-5  # added to the diagonal of the landmarks' kernel, which is 1
 _MOST_LEVERAGE = 0.999
 _ROWS_AT_ONCE = 2000
 
@@ -185,10 +186,9 @@ def _median_distance(landmarks: Real32) -> float:
 
 
 def _inverse_root(kernel: Real32) -> Real32:
-    """Return R with R Rᵀ = kernel⁻¹ on the span of its large eigenvalues, (m, rank)."""
-    values, vectors = np.linalg.eigh(kernel.astype(np.float64))
-    large = values > _RANK * values[-1]
-    found: Real32 = (vectors[:, large] / np.sqrt(values[large])).astype(np.float32)
+    """Return R with R Rᵀ = (kernel + a little)⁻¹, (m, m)."""
+    lower = np.linalg.cholesky(kernel.astype(np.float64) + _JITTER * np.eye(len(kernel)))
+    found: Real32 = solve_triangular(lower, np.eye(len(kernel)), lower=True).T.astype(np.float32)
     return found
 
 

@@ -1,8 +1,9 @@
 """Verdicts on labels: a calibrated clean probability of every sample, and the shares of wrong labels.
 
-Two rounds. In the first, members are fitted on all given labels with equal weight. In the second, every sample has its
-clean probability of the first round as its weight. In both, a sample is scored without itself, and the pool combines
-the scores (see `pool`).
+Two rounds. In the first, members are fitted on all given labels with equal weight. The noise is estimated here. In the
+second, every sample has its clean probability of the first round as its weight, which separates better. A label has a
+small influence on the weights of others, so the noise matrix of the first round is kept. In both rounds a sample is
+scored without itself, and the pool combines the scores (see `pool`).
 
 In: features float32 (n, d), given labels int64 (n,) below n_classes, optionally which labels are trusted because a
 person has checked them. Out: `Verdicts`. Nothing depends on the order of the samples, except for random draws.
@@ -10,7 +11,7 @@ person has checked them. Out: `Verdicts`. Nothing depends on the order of the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ class Verdicts(NamedTuple):
     likely_label: Whole  # (n,), the most likely true class after the given label is known
     accepted: Mask  # (n,), whether the label is more likely right than wrong, or trusted
     noise: NoiseTable
+    noise_matrix: Real  # (n_classes, n_classes), true class × given label; 1 for classes without samples
     opinions: Mapping[str, float]  # weight of each opinion, in all 1
 
 
@@ -59,19 +61,21 @@ def judge_labels(
     n_classes: int,
     *,
     trusted: Mask | None = None,
+    kinds: Sequence[str] | None = None,
     seed: int = 0,
     watch: Progress | None = None,
 ) -> Verdicts:
     """Return the verdicts on all labels.
 
     `trusted` bool (n,): labels that are known to be right; they teach with full weight and are never doubted.
+    `kinds`: models to ask, such as `members.IMAGE_KINDS`; None: those that suit vectors of this width.
     """
     features, labels, believed = _checked(features, labels, n_classes, trusted)
     present, numbers = np.unique(labels, return_inverse=True)
     n, k = len(labels), len(present)
     if k < 2:
         return _nothing_to_compare(labels, n_classes)
-    kinds = kinds_for(features.shape[1], k)
+    kinds = kinds or kinds_for(features.shape[1], k)
     done = 0
 
     def step(name: str) -> None:
@@ -80,18 +84,32 @@ def judge_labels(
             watch(f"opinions: {name}", done, _ROUNDS * len(kinds))
         done += 1
 
-    weights = np.ones(n)
     rows = fitted_rows(n, derive_seed(seed, "pool"))
-    for number in range(_ROUNDS):
+
+    def in_pool(number: int, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
         own = derive_seed(seed, "round", number)
         scores = fit_members(features, numbers, weights, k, kinds, seed=own, step=step).scores
-        fit = fit_pool([part[rows] for part in scores], numbers[rows], believed[rows])
-        pooled = fit.pool.probabilities(scores)
-        after = posterior(pooled, fit.noise, numbers, believed)
-        weights = np.where(believed, 1.0, np.maximum(after[np.arange(n), numbers], _LEAST_WEIGHT))
+        fit = fit_pool([part[rows] for part in scores], numbers[rows], believed[rows], noise)
+        return fit, fit.pool.probabilities(scores)
+
+    first, pooled = in_pool(0, np.ones(n), None)
+    told = posterior(pooled, first.noise, numbers, believed)
+    weights = np.where(believed, 1.0, np.maximum(told[np.arange(n), numbers], _LEAST_WEIGHT))
+    second, pooled = in_pool(1, weights, first.noise)
+    after = posterior(pooled, first.noise, numbers, believed)
     if watch:
         watch("opinions", done, done)
-    return _verdicts(numbers, believed, present, n_classes, kinds, fit, pooled, after)
+    return _verdicts(
+        numbers,
+        believed,
+        present,
+        n_classes,
+        dict(zip(kinds, second.pool.weights, strict=True)),
+        first.noise,
+        pooled,
+        told,
+        after,
+    )
 
 
 def _verdicts(
@@ -99,9 +117,10 @@ def _verdicts(
     trusted: Mask,
     present: Whole,
     n_classes: int,
-    kinds: list[str],
-    fit: Fit,
+    opinions: dict[str, float],
+    noise: Real,
     pooled: Real,
+    told: Real,
     after: Real,
 ) -> Verdicts:
     n, k = after.shape
@@ -109,22 +128,30 @@ def _verdicts(
     few = (np.bincount(numbers, minlength=k) < LEAST_OF_CLASS)[numbers] & ~trusted
     known = ~few & ~trusted
     clean = after[rows, numbers].copy()
-    rate = float(1 - clean[known].mean()) if known.any() else 0.0
+    rate = float(1 - told[rows, numbers][known].mean()) if known.any() else 0.0
     clean[few] = 1 - rate  # too few of its kind to compare with
-    after = after.copy()
-    after[few] = 0
-    after[few, numbers[few]] = 1
-    wide, of_classes = np.zeros((n, n_classes)), np.zeros((n, n_classes))
-    wide[:, present], of_classes[:, present] = after, pooled
-    opinions = fit.pool.weights / fit.pool.weights.sum()
+    believed = np.zeros((n, k))
+    believed[rows, numbers] = 1
+    after, told = (np.where(few[:, None], believed, own) for own in (after, told))
+    matrix = np.eye(n_classes)
+    matrix[np.ix_(present, present)] = noise
+    total = sum(opinions.values())
     return Verdicts(
         clean_probability=clean,
-        class_probability=of_classes,
-        likely_label=wide.argmax(1),
+        class_probability=_widened(pooled, present, n_classes),
+        likely_label=present[after.argmax(1)],
         accepted=(clean >= 0.5) | trusted | few,
-        noise=_noise_table(present[numbers], wide, 1 - pooled.max(1), known),
-        opinions=dict(zip(kinds, opinions.tolist(), strict=True)),
+        noise=_noise_table(present[numbers], _widened(told, present, n_classes), 1 - pooled.max(1), known),
+        noise_matrix=matrix,
+        opinions={kind: float(weight / total) for kind, weight in opinions.items()},
     )
+
+
+def _widened(values: Real, present: Whole, n_classes: int) -> Real:
+    """Return columns for all classes; those of absent ones are 0."""
+    found = np.zeros((len(values), n_classes))
+    found[:, present] = values
+    return found
 
 
 def _noise_table(labels: Whole, after: Real, ambiguity: Real, known: Mask) -> NoiseTable:
@@ -135,19 +162,19 @@ def _noise_table(labels: Whole, after: Real, ambiguity: Real, known: Mask) -> No
     given = np.bincount(labels[known], minlength=n_classes)
     vague = np.bincount(labels[known], ambiguity[known], minlength=n_classes) / np.maximum(given, 1)
     wrong = given - counts.diagonal()
-    overall = _widened(float(wrong.sum()), int(given.sum()), float(ambiguity[known].mean()) if known.any() else 0.0)
-    by_class = [_widened(float(wrong[c]), int(given[c]), float(vague[c])) for c in range(n_classes)]
+    overall = _interval(float(wrong.sum()), int(given.sum()), float(ambiguity[known].mean()) if known.any() else 0.0)
+    by_class = [_interval(float(wrong[c]), int(given[c]), float(vague[c])) for c in range(n_classes)]
     np.fill_diagonal(counts, 0)
     pairs = [(int(i), int(j)) for i, j in zip(*np.nonzero(counts >= 0.5), strict=True)]
     pairs.sort(key=lambda pair: (-counts[pair], pair))
     by_pair = {
-        (i, j): _widened(float(counts[i, j]), int(given[i]), float(vague[i] * counts[i, j] / max(wrong[i], 1e-9)))
+        (i, j): _interval(float(counts[i, j]), int(given[i]), float(vague[i] * counts[i, j] / max(wrong[i], 1e-9)))
         for i, j in pairs
     }
     return NoiseTable(overall, by_class, by_pair)
 
 
-def _widened(n_wrong: float, n: int, ambiguity: float) -> NoiseRate:
+def _interval(n_wrong: float, n: int, ambiguity: float) -> NoiseRate:
     """Return the share n_wrong / n; its interval covers chance (Wilson) and a part of the ambiguity."""
     plain = wilson(min(max(n_wrong, 0.0), float(n)), n)
     more = _AMBIGUITY * ambiguity
@@ -160,7 +187,8 @@ def _nothing_to_compare(labels: Whole, n_classes: int) -> Verdicts:
     of_classes = np.zeros((n, n_classes))
     of_classes[np.arange(n), labels] = 1
     table = NoiseTable(unknown, [unknown] * n_classes, {})
-    return Verdicts(np.ones(n), of_classes, labels.copy(), np.ones(n, dtype=bool), table, {})
+    all_accepted = np.ones(n, dtype=bool)
+    return Verdicts(np.ones(n), of_classes, labels.copy(), all_accepted, table, np.eye(n_classes), {})
 
 
 def _checked(features: Real32, labels: Whole, n_classes: int, trusted: Mask | None) -> tuple[Real32, Whole, Mask]:
