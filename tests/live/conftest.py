@@ -29,6 +29,5 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def small_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few features and no forest: full-memory judges a few samples in no time."""
+    """Few features: full-memory judges a few samples in no time."""
     monkeypatch.setattr("purereplay.purify.patches._N_FILTERS", 8)
-    monkeypatch.setattr("purereplay.purify.opinions.members._MOST_FOREST_FEATURES", 0)

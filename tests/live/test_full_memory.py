@@ -107,7 +107,7 @@ def test_the_order_hardly_matters(learned):
     found = {name: (auroc(audited(state)), accuracy(state)) for name, state in learned.items()}
     areas, accuracies = zip(*found.values(), strict=True)
     assert min(areas) > 0.97 and max(areas) - min(areas) < 0.01, found
-    assert min(accuracies) > 0.85 and max(accuracies) - min(accuracies) < 0.03, found
+    assert min(accuracies) > 0.9 and max(accuracies) - min(accuracies) < 0.05, found
 
 
 @pytest.mark.long

@@ -22,11 +22,19 @@ from purereplay.errors import UserError
 from purereplay.live.images import Shape
 from purereplay.live.store import Current, Store
 from purereplay.live.verdicts import ALL, Estimate, Judgements, Noise
-from purereplay.purify.opinions import FeatureMap, Model, NoiseTable, Verdicts, choose_model, judge_labels
+from purereplay.purify.opinions import (
+    IMAGE_KINDS,
+    FeatureMap,
+    Model,
+    NoiseTable,
+    Verdicts,
+    choose_model,
+    judge_labels,
+    posterior,
+)
 from purereplay.purify.opinions.feature_map import N_FITTED
 
 _READ = 500  # images at once
-_PSEUDO = 0.5  # counts added to every entry of the noise matrix
 
 Read = Callable[[NDArray[np.int64]], Tensor]  # rows of samples -> their images uint8 (n, C, H, W)
 
@@ -57,8 +65,8 @@ class Opinion:
         rows = np.arange(len(labels))
         known = np.isin(labels, self.model.present)
         given = np.where(known, labels, 0)
-        joint = self.probabilities(images).numpy() * self.noise_matrix[:, given].T
-        after = joint / np.maximum(joint.sum(1, keepdims=True), 1e-300)
+        chances = self.probabilities(images).numpy()
+        after = posterior(chances, self.noise_matrix, given, np.zeros(len(labels), bool))
         likely = after.argmax(1)
         clean = after[rows, given]
         return Judgements(0, clean, clean >= 0.5, likely, after[rows, likely], known)
@@ -127,12 +135,11 @@ def form_opinion(
             watch("features", start, len(kept))
         features[start : start + _READ] = feature_map.transform(read(kept[start : start + _READ]))
     own = labels[kept]
-    found = judge_labels(features, own, n_classes, trusted=trusted[kept], seed=seed, watch=watch)
-    weights = np.where(found.accepted, found.clean_probability, 0.0)
-    model = choose_model(features, own, weights, n_classes, seed=seed, watch=watch)
+    found = judge_labels(features, own, n_classes, trusted=trusted[kept], kinds=IMAGE_KINDS, seed=seed, watch=watch)
+    weights = np.where(trusted[kept], 1.0, found.clean_probability)
+    model = choose_model(features, own, weights, n_classes, kinds=IMAGE_KINDS, seed=seed, watch=watch)
     noise = _noise(found.noise)
-    matrix = _noise_matrix(found.noise, own, n_classes)
-    opinion = Opinion(number, basis, feature_map, model, matrix, shape, noise, dict(found.opinions))
+    opinion = Opinion(number, basis, feature_map, model, found.noise_matrix, shape, noise, dict(found.opinions))
     judged = _judgements(found, len(labels), kept)
     for start in range(0, len(rest := np.flatnonzero(dropped)), _READ):
         some = rest[start : start + _READ]
@@ -155,15 +162,3 @@ def _noise(table: NoiseTable) -> Noise:
     found = {(ALL, ALL): table.overall}
     found |= {(given, ALL): rate for given, rate in enumerate(table.by_class)} | table.by_pair
     return {key: Estimate(e.n, e.rate, e.low, e.high) for key, e in found.items() if e.n}
-
-
-def _noise_matrix(table: NoiseTable, labels: NDArray[np.int64], n_classes: int) -> NDArray[np.float64]:
-    """Return the share of each true label by given label, from the estimates."""
-    counts = np.diag(np.bincount(labels, minlength=n_classes).astype(np.float64))  # true × given
-    for (given, likely), estimate in table.by_pair.items():
-        moved = estimate.rate * estimate.n
-        counts[given, given] -= moved
-        counts[likely, given] += moved
-    counts = np.maximum(counts, 0) + _PSEUDO / n_classes + _PSEUDO * np.eye(n_classes)
-    shares: NDArray[np.float64] = counts / counts.sum(1, keepdims=True)
-    return shares
