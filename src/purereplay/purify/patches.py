@@ -8,6 +8,8 @@ and no other images are used.
 In: images uint8 (n, C, H, W) and a seed. Out: features float32 (n, d) for the Self-Centered filter.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,9 +38,14 @@ def patch_features(images: Tensor, seed: int, n_directions: int = N_DIRECTIONS) 
     return main_directions(responses(pixels, filters, offset), n_directions)
 
 
+def shrunk_size(size: Sequence[int]) -> tuple[int, int]:
+    """Return height and width after averaging down."""
+    return min(size[0], _MAX_SIDE), min(size[1], _MAX_SIDE)
+
+
 def shrunk(images: Tensor) -> Tensor:
     """Return images as pixels in [0, 1], averaged down to at most 32 × 32."""
-    size = min(images.shape[-2], _MAX_SIDE), min(images.shape[-1], _MAX_SIDE)
+    size = shrunk_size(images.shape[-2:])
     return torch.cat(
         [F.adaptive_avg_pool2d(some.float() / 255, size) for some in torch.split(images, _at_once(images))]
     )

@@ -18,6 +18,7 @@ from scipy.linalg import eigh
 from torch import Tensor
 
 from purereplay.data.forms import Form, Forms, check_forms
+from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import InputError
 from purereplay.purify import patches
@@ -64,16 +65,26 @@ class FeatureMap:
         """Number of features of a sample."""
         return int(self.parts["directions"].shape[1] if self.is_for_images else self.parts["mean"].shape[0])
 
-    def transform(self, samples: Tensor | NDArray[np.generic]) -> Real32:
+    def fits(self, shape: tuple[int, int, int], *, is_vectors: bool) -> bool:
+        """Return whether the map takes samples of this shape; vectors are (d, 1, 1)."""
+        if is_vectors or not self.is_for_images:
+            return is_vectors and not self.is_for_images and self.n_features == shape[0]
+        _, channels, size, _ = self.parts["filters"].shape
+        return bool(
+            channels == shape[0] and size == patches.patch_size(torch.empty(0, *patches.shrunk_size(shape[1:])))
+        )
+
+    def transform(self, samples: Tensor | NDArray[np.generic], watch: Progress | None = None) -> Real32:
         """Return the features of samples, float32 (n, D)."""
         given, found = _as_tensor(samples), np.empty((len(samples), self.n_features), np.float32)
         if (given.ndim == 4) != self.is_for_images:
             kinds = ("vectors", "images") if self.is_for_images else ("images", "vectors")
             raise InputError(f"The samples are {kinds[0]}, but the features were fitted on {kinds[1]}.")
-        with torch.no_grad():
-            for start in range(0, len(given), _ROWS_AT_ONCE):
-                rows = slice(start, start + _ROWS_AT_ONCE)
-                found[rows] = (self._of_images if self.is_for_images else self._of_vectors)(given[rows]).numpy()
+        for start in range(0, len(given), _ROWS_AT_ONCE):
+            if watch:
+                watch("features", start, len(given))
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            found[rows] = (self._of_images if self.is_for_images else self._of_vectors)(given[rows]).numpy()
         return found
 
     def _of_images(self, images: Tensor) -> Tensor:
@@ -115,17 +126,16 @@ def _fit_images(images: Tensor, seed: int) -> dict[str, Tensor]:
     if len(images) > N_FITTED:
         dice = np.random.default_rng(derive_seed(seed, "fitted images"))
         images = images[torch.from_numpy(np.sort(dice.choice(len(images), N_FITTED, replace=False)))]
-    with torch.no_grad():
-        pixels = patches.shrunk(images)
-        generator = torch.Generator().manual_seed(derive_seed(seed, "patches"))
-        filters, offset = patches.make_filters(pixels, patches.patch_size(pixels), generator)
-        parts = [patches.responses(some, filters, offset) for some in torch.split(pixels, _ROWS_AT_ONCE)]
-        responses = torch.cat(parts)
-        deviation, mean = torch.std_mean(responses, 0, correction=0)
-        scale = deviation + 1e-6
-        x = ((responses - mean) / scale).double()
-        size, vectors = _main_directions(x, min(N_DIRECTIONS, max(1, len(x) - 1)))
-        directions = vectors / torch.where(size > 1e-5, size**_WHITENING, torch.inf)
+    pixels = patches.shrunk(images)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "patches"))
+    filters, offset = patches.make_filters(pixels, patches.patch_size(pixels), generator)
+    parts = [patches.responses(some, filters, offset) for some in torch.split(pixels, _ROWS_AT_ONCE)]
+    responses = torch.cat(parts)
+    deviation, mean = torch.std_mean(responses, 0, correction=0)
+    scale = deviation + 1e-6
+    x = ((responses - mean) / scale).double()
+    size, vectors = _main_directions(x, min(N_DIRECTIONS, max(1, len(x) - 1)))
+    directions = vectors / torch.where(size > 1e-5, size**_WHITENING, torch.inf)
     return {
         "filters": filters,
         "offset": offset,
@@ -140,7 +150,7 @@ def _main_directions(x: Tensor, n_directions: int) -> tuple[Tensor, Tensor]:
     """Return the standard deviations along the main directions of centred rows (n, d), and these, (d, n_directions)."""
     few_rows = len(x) <= x.shape[1]  # the smaller of two products with the same eigenvalues
     product = (x @ x.T if few_rows else x.T @ x) / len(x)
-    largest = (len(product) - n_directions, len(product) - 1)
+    largest = (max(0, len(product) - n_directions), len(product) - 1)
     values, vectors = map(torch.from_numpy, eigh(product.numpy(), subset_by_index=largest))
     size = values.clamp(min=1e-12).sqrt()
     if few_rows:

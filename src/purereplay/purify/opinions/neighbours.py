@@ -46,7 +46,11 @@ class Neighbours:
         frequency = np.bincount(self.labels, self.weights, minlength=self.n_classes) + 1e-3
         votes = np.zeros((len(features), self.n_classes))
         for start in range(0, len(features) if k else 0, _ROWS_AT_ONCE):
-            distances = squared_distances(features[start : start + _ROWS_AT_ONCE], self.features)
+            rows_at_once = features[start : start + _ROWS_AT_ONCE]
+            if leave_out:
+                distances: NDArray[np.floating] = squared_distances(rows_at_once, self.features)
+            else:  # in float64, so that the other rows of a call do not matter
+                distances = squared_distances(rows_at_once.astype(np.float64), self.features.astype(np.float64))
             own = np.arange(len(distances))
             if leave_out:
                 distances[own, start + own] = np.inf

@@ -1,7 +1,7 @@
 """Noise matrices: shares of each true class by given label, (n_classes, n_classes), rows in all 1.
 
-Members that see too little of two classes always confuse them, which looks like noise between these classes. So a pair of
-classes keeps a rate of its own only if it stands out. The others share one rate, that of equal noise.
+Members that see too little of two classes always confuse them, which looks like noise between them. So a pair
+of classes keeps a rate of its own only if it stands out. The others share one rate, that of equal noise.
 """
 
 from __future__ import annotations

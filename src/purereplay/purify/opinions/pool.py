@@ -11,7 +11,8 @@ All parameters are chosen by the likelihood of the given labels under out-of-sam
 Overlap of classes and noise differ in form: overlap depends on x, whereas noise also hits samples far from other
 classes. So a clean, hard problem gets soft q and T near 1, and a noisy, easy one sharp q and T with a margin.
 
-Then p(clean | x, y) = T[y, y] · q_y(x) / Σ_k T[k, y] · q_k(x). A trusted sample has a T of 1: its label is right.
+Then p(clean | x, y) = T[y, y] · q_y(x) / Σ_k T[k, y] · q_k(x). The true class of a trusted sample is
+its label; if the label that it had before is known too, it tells about T.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ class Fit(NamedTuple):
     noise: Real  # T, (n_classes, n_classes): true class, given label
 
 
-def fit_pool(scores: list[Real], labels: Whole, trusted: Mask, noise: Real | None = None) -> Fit:
-    """Fit the pool on out-of-sample scores (n, n_classes) of samples with given labels (n,).
+def fit_pool(
+    scores: list[Real], labels: Whole, trusted: Mask, noise: Real | None = None, given: Whole | None = None
+) -> Fit:
+    """Fit the pool on out-of-sample scores (n, n_classes) of samples with labels (n,).
 
-    `noise` is a known T, such as 1 for labels that are believed; None: fit it as well.
+    `noise` is a known T, such as 1 for labels that are believed; None: fit it as well. `given` are the labels before
+    any correction: with them, trusted samples tell about T too.
     """
     scales = np.array([max(float(own.std()), 1e-9) for own in scores])
     inputs = [own / scale for own, scale in zip(scores, scales, strict=True)]
-    problem = _Problem(inputs, labels, trusted, noise)
+    problem = _Problem(inputs, labels, trusted, noise, given)
     values = problem.start(_FIRST_RATE)
     if noise is not None:
         values = problem.improve(values, 0.0, _STEPS)
@@ -126,13 +130,18 @@ def softmax(logits: Real) -> Real:
 class _Problem:
     """Likelihood of the given labels with its gradient, as a function of all parameters in one vector."""
 
-    def __init__(self, inputs: list[Real], labels: Whole, trusted: Mask, noise: Real | None) -> None:
-        self.inputs, self.labels, self.trusted, self.known = inputs, labels, trusted, noise
+    def __init__(
+        self, inputs: list[Real], labels: Whole, trusted: Mask, noise: Real | None, given: Whole | None
+    ) -> None:
+        self.inputs, self.known = inputs, noise
+        self.given = labels if given is None else given
+        self.trusted, self.right = np.flatnonzero(trusted), labels[trusted]
         self.n, self.n_classes = inputs[0].shape
         self.corrects = self.n_classes <= MOST_CORRECTED
         self.mean = _mean(inputs)
         self.rows = np.arange(self.n)
-        self.doubted = np.flatnonzero(~trusted)
+        self.counted = np.flatnonzero(~trusted) if given is None else self.rows  # samples that tell about T
+        self.trusts_label_only = given is None
 
     def start(self, rate: float) -> Real:
         k, m = self.n_classes, len(self.inputs)
@@ -156,17 +165,19 @@ class _Problem:
         return better
 
     def rate(self, values: Real) -> float:
-        """Return the expected share of wrong labels among the doubted samples."""
+        """Return the expected share of wrong labels among the counted samples."""
         pooled, noise = self._pooled(values)
-        right = self._responsibility(pooled, noise)[0][self.rows, self.labels]
-        return (float((1 - right)[self.doubted].sum()) + 0.5) / (len(self.doubted) + 10)
+        right = self._responsibility(pooled, noise)[0][self.rows, self.given]
+        return (float((1 - right)[self.counted].sum()) + 0.5) / (len(self.counted) + 10)
 
     def counts(self, values: Real) -> Real:
-        """Return the expected number of doubted samples by true class and given label, (n_classes, n_classes)."""
+        """Return the expected number of counted samples by true class and given label, (n_classes, n_classes)."""
         responsibility, _ = self._responsibility(*self._pooled(values))
-        found = np.zeros((self.n_classes, self.n_classes))
-        np.add.at(found.T, self.labels[self.doubted], responsibility[self.doubted])
-        return found
+        return self._added(np.zeros((self.n_classes, self.n_classes)), responsibility)
+
+    def _added(self, counts: Real, responsibility: Real) -> Real:
+        np.add.at(counts.T, self.given[self.counted], responsibility[self.counted])
+        return counts
 
     def _pooled(self, values: Real) -> tuple[Real, Real]:
         weights, correction, bias, _ = self.parts(values)
@@ -183,12 +194,14 @@ class _Problem:
 
     def _responsibility(self, pooled: Real, noise: Real) -> tuple[Real, Real]:
         """Return the posterior of the true class, and the likelihood of each label."""
-        joint = pooled * noise[:, self.labels].T
-        own = np.flatnonzero(self.trusted)
-        joint[own] = 0
-        joint[own, self.labels[own]] = pooled[own, self.labels[own]]
+        joint = pooled * noise[:, self.given].T
+        own = pooled if self.trusts_label_only else joint
+        kept = own[self.trusted, self.right]
+        joint[self.trusted] = 0
+        joint[self.trusted, self.right] = kept
         total = np.maximum(joint.sum(1), 1e-300)
         joint /= total[:, None]
+        joint[self.trusted, self.right] = 1  # also where the likelihood is below all numbers
         return joint, total
 
     def _loss(self, values: Real, rate: float) -> tuple[float, Real]:
@@ -203,8 +216,7 @@ class _Problem:
         if self.known is None:
             prior = _CONCENTRATION * equal_noise(rate, self.n_classes)
             objective += (prior * np.log(np.maximum(noise, 1e-300))).sum()
-            counts = prior.copy()
-            np.add.at(counts.T, self.labels[self.doubted], responsibility[self.doubted])
+            counts = self._added(prior.copy(), responsibility)
             by_noise = counts - counts.sum(1, keepdims=True) * noise
         by_bias = slope.sum(0) - _CORRECTION * bias
         gradient = np.concatenate([by_weights, by_correction.ravel(), by_bias, by_noise.ravel()])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import InputError
-from purereplay.purify.noise_rate import NoiseRate, wilson
+from purereplay.purify.noise_rate import NoiseRate, NoiseTable, wilson
 from purereplay.purify.opinions.members import fit_members, fitted_rows, kinds_for
 from purereplay.purify.opinions.pool import Fit, fit_pool, posterior
 
@@ -33,14 +33,6 @@ Real = NDArray[np.float64]
 Real32 = NDArray[np.float32]
 Whole = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-
-class NoiseTable(NamedTuple):
-    """Estimated shares of wrong labels; each has `rate`, `low`, `high` (95 %) and `n`."""
-
-    overall: NoiseRate
-    by_class: list[NoiseRate]  # by given label
-    by_pair: dict[tuple[int, int], NoiseRate]  # (given, likely): share of the given label; the largest ones first
 
 
 class Verdicts(NamedTuple):
@@ -61,6 +53,7 @@ def judge_labels(
     n_classes: int,
     *,
     trusted: Mask | None = None,
+    given: Whole | None = None,
     kinds: Sequence[str] | None = None,
     seed: int = 0,
     watch: Progress | None = None,
@@ -68,10 +61,13 @@ def judge_labels(
     """Return the verdicts on all labels.
 
     `trusted` bool (n,): labels that are known to be right; they teach with full weight and are never doubted.
+    `given` int64 (n,): the labels before people corrected some of them. A person reviews the worst labels first, so the
+    rest alone would make the noise look too small.
     `kinds`: models to ask, such as `members.IMAGE_KINDS`; None: those that suit vectors of this width.
     """
     features, labels, believed = _checked(features, labels, n_classes, trusted)
     present, numbers = np.unique(labels, return_inverse=True)
+    before = None if given is None else _numbered(_checked(features, given, n_classes, None)[1], present, numbers)
     n, k = len(labels), len(present)
     if k < 2:
         return _nothing_to_compare(labels, n_classes)
@@ -89,7 +85,8 @@ def judge_labels(
     def in_pool(number: int, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
         own = derive_seed(seed, "round", number)
         scores = fit_members(features, numbers, weights, k, kinds, seed=own, step=step).scores
-        fit = fit_pool([part[rows] for part in scores], numbers[rows], believed[rows], noise)
+        own_given = None if before is None else before[rows]
+        fit = fit_pool([part[rows] for part in scores], numbers[rows], believed[rows], noise, own_given)
         return fit, fit.pool.probabilities(scores)
 
     first, pooled = in_pool(0, np.ones(n), None)
@@ -179,6 +176,13 @@ def _interval(n_wrong: float, n: int, ambiguity: float) -> NoiseRate:
     plain = wilson(min(max(n_wrong, 0.0), float(n)), n)
     more = _AMBIGUITY * ambiguity
     return plain._replace(low=max(0.0, plain.low - more), high=min(1.0, plain.high + more))
+
+
+def _numbered(given: Whole, present: Whole, numbers: Whole) -> Whole:
+    """Return the numbers of given labels among the present ones; one that is gone counts as its correction."""
+    place = np.minimum(np.searchsorted(present, given), len(present) - 1)
+    found: Whole = np.where(present[place] == given, place, numbers)
+    return found
 
 
 def _nothing_to_compare(labels: Whole, n_classes: int) -> Verdicts:
