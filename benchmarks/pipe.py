@@ -3,8 +3,8 @@
     python benchmarks/pipe.py --out results/live/pipe.json          # 100,000 samples of 8×8 pixels
     python benchmarks/pipe.py --n 5000
 
-The samples are scikit-learn's digits, each shifted in brightness and with noise of its own, a fifth of them with a wrong
-label. The time of a block is that until its last line is answered. A pipe waits while all samples are judged again, so
+The samples are scikit-learn's digits, each with a brightness and noise of its own, a fifth of them with a wrong label.
+The time of a block is that until its last line is answered. A pipe waits while all samples are judged again, so
 single blocks take long, and their mean over a factor of 1.5 in the number of samples is what counts.
 """
 

@@ -117,7 +117,7 @@ class FullMemory:
         labels = np.where(trusted, corrected, given)
         dropped = np.zeros(n, bool)
         dropped[[position for position in self._dropped() if position < n]] = True
-        n_classes = int(labels.max()) + 1
+        n_classes = int(max(labels.max(), given.max())) + 1
         number = 1 if before is None else before.number + 1
         # the same every time, so that verdicts change by what is known and not by chance
         seed = derive_seed(self.store.image_settings.seed, "full-memory")
@@ -125,6 +125,7 @@ class FullMemory:
         opinion, found = form_opinion(
             lambda some: self._images(rows[some]),
             labels[rows],
+            given[rows],
             n_classes,
             self.store.image_settings.shape,
             trusted=trusted[rows],

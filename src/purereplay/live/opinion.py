@@ -113,6 +113,7 @@ def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, n_labels: int
 def form_opinion(
     read: Read,
     labels: NDArray[np.int64],
+    given: NDArray[np.int64],
     n_classes: int,
     shape: Shape,
     *,
@@ -135,7 +136,9 @@ def form_opinion(
             watch("features", start, len(kept))
         features[start : start + _READ] = feature_map.transform(read(kept[start : start + _READ]))
     own = labels[kept]
-    found = judge_labels(features, own, n_classes, trusted=trusted[kept], kinds=IMAGE_KINDS, seed=seed, watch=watch)
+    found = judge_labels(
+        features, own, n_classes, trusted=trusted[kept], given=given[kept], kinds=IMAGE_KINDS, seed=seed, watch=watch
+    )
     weights = np.where(trusted[kept], 1.0, found.clean_probability)
     model = choose_model(features, own, weights, n_classes, kinds=IMAGE_KINDS, seed=seed, watch=watch)
     noise = _noise(found.noise)
