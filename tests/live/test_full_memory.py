@@ -270,6 +270,8 @@ def test_corrections_are_noted_at_once_and_learned_later(tmp_path, small_feature
         apply(session, [Correction("s0", "label 1"), Correction("s1", "label 1"), Correction("s24", "new")])
         decided = dict(session.store.query("SELECT position, probability FROM decisions"))
         assert (decided[0], decided[1], decided[24]) == (0.0, 1.0, 0.0)
+        last = "SELECT reason, selected FROM verdicts WHERE position = ? ORDER BY number DESC"
+        assert [session.store.one(last, [p]) for p in (0, 1)] == [("corrected by a person", s) for s in (0, 1)]
     with tiny(state) as session:  # the process ended before they were learned
         judged = session.settle()
         assert judged is not None and session.learning.opinion.n_classes == 4

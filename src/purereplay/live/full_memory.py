@@ -32,6 +32,7 @@ from purereplay.live.verdicts import (
     last_revision,
     read_noise,
     write_arrived,
+    write_person,
     write_revision,
 )
 
@@ -231,13 +232,12 @@ class FullMemory:
 
     def correct(self, codes: dict[int, int]) -> None:
         """Take note of corrected labels within a transaction; `settle` or the next revision learns them."""
-        known = [p for p in codes if self.store.one("SELECT 1 FROM decisions WHERE position = ?", [p])]
-        for position in known:
-            [given] = self.store.one("SELECT label FROM samples WHERE position = ?", [position])
+        n_samples = self.store.n_samples
+        for position, code in codes.items():
             row = self.store.one("SELECT * FROM decisions WHERE position = ?", [position])
-            right = int(given == codes[position])
-            self.store.remove("decisions", "position", row)
-            self.store.insert("decisions", [(position, row[1], float(right), row[3], right)])
+            if row is not None:
+                [given] = self.store.one("SELECT label FROM samples WHERE position = ?", [position])
+                write_person(self.store, row, n_samples, is_right=given == code)
 
     def teaching(self) -> set[int]:
         """Return the positions of the samples that the classifier learned from."""

@@ -1,7 +1,7 @@
 """Verdicts of the learner `full-memory` in the tables of a state, with their history.
 
-`decisions` and `likely` have the current verdict on every sample. `verdicts` has the first one and every later one that
-changed a decision, `revisions` each time that all samples were judged, and `noise` the estimate of the last time.
+`decisions` and `likely` have the current verdict on every sample. `verdicts` has the first one, every later one that
+changed a decision, and those of a person; `revisions` each time that all samples were judged; `noise` the estimate of the last time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ _ROWS = 5000  # written at once
 ALL = -1  # in the table `noise`: of all given labels, or to all others
 FIRST = "first judged"
 ARRIVED = "judged by the classifier when it arrived"
+PERSON = "corrected by a person"
 
 
 class Judgements(NamedTuple):
@@ -83,6 +84,15 @@ def write_revision(store: Store, revision: Revision, noise: Noise, judged: Judge
 def write_arrived(store: Store, revision: int, judged: Judgements) -> Written:
     """Add verdicts on new samples within a transaction."""
     return _write(store, revision, judged.start + len(judged.probability), judged, ARRIVED, "")
+
+
+def write_person(store: Store, decision: tuple[Any, ...], n_samples: int, *, is_right: bool) -> None:
+    """Replace a decision, given as its row, by what a person has said of the given label; within a transaction."""
+    position, revision, _, centrality, _ = decision
+    store.remove("decisions", "position", decision)
+    store.insert("decisions", [(position, revision, float(is_right), centrality, int(is_right))])
+    [last] = store.one("SELECT coalesce(max(number), 0) FROM verdicts")
+    store.insert("verdicts", [(last + 1, position, revision, n_samples, float(is_right), int(is_right), PERSON)])
 
 
 def _write(store: Store, revision: int, n_samples: int, judged: Judgements, first: str, reason: str) -> Written:
