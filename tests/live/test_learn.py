@@ -13,7 +13,7 @@ from purereplay.live.settings import Wanted
 from purereplay.nets.engine import Engine
 
 N = 50  # two buffers of 20, and a rest of 10
-WANTED = Wanted(overrides=TINY)
+WANTED = Wanted(learner="spr", overrides=TINY)
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ def learn(
     state: Annotated[Path, typer.Option("--state", help="State folder; created if it does not exist.")],
     follow: Annotated[bool, typer.Option("--follow", help="Keep watching the folder until Ctrl-C.")] = False,
     size: Annotated[
-        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: no resizing)")
+        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: chosen by the first images)")
     ] = None,
     channels: Annotated[
-        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first image)")
+        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first images)")
     ] = None,
     root: Annotated[
         Path | None,
@@ -44,23 +44,30 @@ def learn(
         ),
     ] = None,
     learner: Annotated[
-        str | None, typer.Option(help="Learner that scores samples: spr, pure-replay. (default: spr)")
+        str | None, typer.Option(help="Learner: full-memory, spr or pure-replay. (default: full-memory)")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen: images, labels, sizes and time. Writes nothing.")
+    ] = False,
     device: Device = "auto",
     set_: SetOption = None,
 ) -> None:
     """Learn from your own images with unreliable labels, into a state folder.
 
-    The same command again continues after any interruption and adds what is new in the data. Size, channels,
-    learner, preset, seed and settings are fixed when the state is created.
+    Images may have any size; they are resized to one that is chosen by the first images, with the aspect kept. The
+    same command again continues after any interruption and adds what is new in the data. A file that was moved to the
+    folder of another label has its label corrected. Size, channels, learner, preset, seed and settings are fixed when
+    the state is created.
 
     Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
     standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
     interruption, send every line again that was not answered.
 
     Examples:
+
+        purereplay learn photos --state state --dry-run
 
         purereplay learn photos --state state
 
@@ -69,11 +76,15 @@ def learn(
         camera | purereplay learn - --state state > answers.jsonl
     """
     from purereplay.live.learn import learn
+    from purereplay.live.plan import plan
     from purereplay.live.settings import Wanted
     from purereplay.report import live as report
 
     chosen = overrides(set_)
     wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
+    if dry_run:
+        report.show_plan(plan(data, state, wanted, root=root))
+        return
     is_pipe = data == "-"
     with report.learning(is_pipe=is_pipe) as observer:
         done = learn(
@@ -152,28 +163,37 @@ def audit(
 
 @app.command()
 def correct(
-    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
+    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label, or a filled-in audit.")],
     state: State,
     device: Device = "auto",
 ) -> None:
-    """Correct labels: the samples enter the purified buffer with the new label and clean probability 1.
+    """Correct labels by a table that a person has filled in; corrected labels are trusted and learned.
 
-    All corrections are recorded. The purified buffer stays balanced over the labels; if it is too small for all
-    corrected samples, the newest stay in it.
+    The table has the columns id and label, or is the file of `audit` with the column corrected_label filled in. A file
+    moved to the folder of another label needs no table: run `learn` again.
 
-    Example:
+    Examples:
+
+        purereplay correct --state state audit.csv
 
         purereplay correct --state state fixes.csv
     """
-    from purereplay.live.corrections import correct, n_in_purified
+    from purereplay.live.corrections import correct, n_teaching
+    from purereplay.live.full_memory import FullMemory
     from purereplay.live.session import Session, make_engine
     from purereplay.live.settings import buffer_sizes
     from purereplay.report import live as report
 
     with Session.open(state, None, make_engine(device)) as session:
         outcomes = correct(session, fixes)
-        n_held, capacity = n_in_purified(session, outcomes), buffer_sizes(session.store.settings)[1]
-    n_refused = report.show_corrections(outcomes, n_held, capacity)
+        n_refused = report.show_corrections(outcomes)
+        if isinstance(session.learning, FullMemory):
+            with report.settling() as session.learning.watch:
+                judged = session.settle()
+            if judged is not None:
+                report.show_judged(judged)
+        elif sizes := buffer_sizes(session.store.settings):
+            report.show_held(outcomes, n_teaching(session, outcomes), sizes[1])
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
 
