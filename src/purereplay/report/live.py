@@ -46,6 +46,7 @@ class LearnBars(LearnObserver):
         self.interrupted = interrupted  # not empty once Ctrl-C was pressed
         self.last_logged = time.monotonic()
         self.rows: dict[str, TaskID] = {}
+        self.phase = ("", 0.0)  # of judging, and when it began
 
     def should_stop(self) -> bool:
         return bool(self.interrupted)
@@ -66,7 +67,12 @@ class LearnBars(LearnObserver):
         self._update_scored(progress, now)
 
     def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
-        self._update("judging", done, total, f"{work}" + (f" {done:,} of {total:,}" if total else ""))
+        phase, now = work.partition(":")[0], time.monotonic()
+        if phase != self.phase[0]:
+            self.phase = (phase, now)
+        left = (now - self.phase[1]) * (total - done) / done if done and total else None
+        text = work + (f" {done:,} of {total:,}" if total else "")
+        self._update("judging", done, total, text + ("" if left is None else f", {duration(left)} left"))
 
     def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
         self._update_scored(progress, None)
