@@ -206,14 +206,17 @@ def make_features(path: Path, seeds: list[int], develop: bool) -> None:
 
 
 def purereplay(samples: Samples, cell: Cell) -> Answer:
-    """The estimator's default learner: pieces of the stream in their order, then one flush."""
+    """The estimator's default learner: all at once, or class after class in pieces of a stream, then one flush."""
     from purereplay import SelfPurifiedClassifier
 
     x, test_x = (_channels_last(own) for own in (samples.x, samples.test_x))
     classifier = SelfPurifiedClassifier(learner="full-memory", random_state=cell.seed)
-    for start in range(0, len(x), PIECE):
-        classifier.partial_fit(x[start : start + PIECE], samples.given[start : start + PIECE])
-    classifier.flush()
+    if cell.order == "classes":
+        for start in range(0, len(x), PIECE):
+            classifier.partial_fit(x[start : start + PIECE], samples.given[start : start + PIECE])
+        classifier.flush()
+    else:
+        classifier.fit(x, samples.given)
     suspects = np.sort(classifier.suspects(), order="id")
     noise = classifier.noise_estimate().overall
     return Answer(
