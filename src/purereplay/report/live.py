@@ -165,9 +165,9 @@ def show_refused(outcomes: list[Outcome]) -> None:
             sys.stderr.write(printable(outcome.sentence) + "\n")
 
 
-def finetuning() -> AbstractContextManager[object]:
-    """Show a message while the classifier is finetuned."""
-    return _stderr.status("finetuning the classifier on the purified buffer")
+def preparing() -> AbstractContextManager[object]:
+    """Show a message while the classifier is loaded, or finetuned if its learner does that when it is first needed."""
+    return _stderr.status("preparing the classifier")
 
 
 def show_predictions(answers: Iterable[Prediction], labels: list[str], form: str) -> int:
@@ -231,9 +231,9 @@ def show_audit(path: Path, done: Audited) -> None:
         f"samples scored: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
         markup=False,
     )
-    out.print(
-        f"of these rejected: {done.rejected:,}; the classifier predicts another label for {done.disputed:,} of them"
-    )
+    out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
+    if done.noise is not None:
+        out.print(f"estimated share of wrong labels: {_share(done.noise)}; `status` lists it by label and by pair")
 
 
 def show_corrections(outcomes: list[Outcome]) -> int:
