@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "live"))
+from tiny_state import fingerprint, items, tiny
+
 from hostile.test_state import ENGINE, flips, read_from_medium, read_from_medium_copy, read_only
 from hostile.test_state_files import (
     FORGERIES,
@@ -22,8 +24,6 @@ from hostile.test_state_files import (
     predicted,
     refused,
 )
-from tiny_state import fingerprint, items, tiny
-
 from purereplay.errors import UserError
 from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply

@@ -347,3 +347,33 @@ def test_a_saved_opinion_that_does_not_fit_is_refused(tmp_path, small_features, 
         pass
     with Store.reading(state) as store, pytest.raises(UserError, match="does not fit its state"):
         ready_classifier(store, ENGINE)
+
+
+BLANK = png(np.zeros((8, 8), np.uint8))
+EDGES = {
+    "blank": [Item(str(i), str(i % 2), BLANK) for i in range(30)],
+    "one": items(0, 1),
+    "two": items(0, 2),
+    "nine": items(0, 9),
+    "one pixel": [Item(str(i), str(i % 2), png(np.full((1, 1), i, np.uint8))) for i in range(30)],
+    "all labels different": [Item(str(i), str(i), png(picture(i))) for i in range(40)],
+    "copies": [Item(str(i), str(i % 3), png(picture(i % 3))) for i in range(60)],
+}
+
+
+@pytest.mark.parametrize("kind", EDGES)
+def test_few_or_odd_samples_are_learned(tmp_path, small_features, kind):
+    with tiny(tmp_path / "state", "full-memory") as session:
+        assert all(outcome.new for outcome in session.take(EDGES[kind]))
+        session.work(rest=True)
+        assert status(session.store)["scored"] == len(EDGES[kind])
+        classifier, labels = ready_classifier(session.store, ENGINE)
+        chances = classifier.probabilities(torch.zeros(1, *session.store.image_settings.shape, dtype=torch.uint8))
+    assert chances.shape == (1, len(labels)) and float(chances.sum()) == pytest.approx(1)
+    assert len(audited_lines(tmp_path / "state")) == len(EDGES[kind])
+
+
+def audited_lines(folder: Path) -> list[str]:
+    with Store.reading(folder) as store:
+        audit(store, ENGINE, folder.parent / "audit.jsonl")
+    return (folder.parent / "audit.jsonl").read_text().splitlines()

@@ -129,7 +129,7 @@ def predict(
 
     paths, engine = image_files(images), make_engine(device)
     with Store.reading(state) as store:
-        with report.finetuning():
+        with report.preparing():
             classifier, labels = ready_classifier(store, engine)
         n_refused = report.show_predictions(predict(store, classifier, paths), labels, form)
     if n_refused:

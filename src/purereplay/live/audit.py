@@ -26,6 +26,7 @@ from purereplay.data.text import spreadsheet_safe
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.store import Current, Store
+from purereplay.live.verdicts import ALL, Estimate, read_noise
 from purereplay.nets.engine import Engine
 
 _CHUNK = 500  # samples
@@ -67,7 +68,8 @@ class Audited(NamedTuple):
 
     scored: int
     rejected: int
-    disputed: int  # rejected, and the classifier predicts another label
+    disputed: int  # rejected, and another label is more likely
+    noise: Estimate | None  # share of wrong labels; None: unknown
 
 
 def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int], None] | None = None) -> Audited:
@@ -97,7 +99,8 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
 
         with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
             write(file, counted())
-        return Audited(counts["scored"], counts["rejected"], counts["disputed"])
+        noise = read_noise(store).get((ALL, ALL))
+        return Audited(counts["scored"], counts["rejected"], counts["disputed"], noise)
 
     return with_current(store, use)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from purereplay.learners.full_memory import NAME as FULL_MEMORY
 from purereplay.learners.settings import Settings, setting
 
-FULL_MEMORY = "full-memory"
+__all__ = ["FULL_MEMORY", "FullMemorySettings"]
 
 
 @dataclass(frozen=True, kw_only=True)

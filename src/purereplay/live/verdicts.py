@@ -1,7 +1,8 @@
 """Verdicts of the learner `full-memory` in the tables of a state, with their history.
 
 `decisions` and `likely` have the current verdict on every sample. `verdicts` has the first one, every later one that
-changed a decision, and those of a person; `revisions` each time that all samples were judged; `noise` the estimate of the last time.
+changed a decision, and those of a person. `revisions` has each time that all samples were judged, and `noise` the
+estimate of the last time.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class LearnBars(LearnObserver):
         self.interrupted = interrupted  # not empty once Ctrl-C was pressed
         self.last_logged = time.monotonic()
         self.rows: dict[str, TaskID] = {}
+        self.phase = ("", 0.0)  # of judging, and when it began
 
     def should_stop(self) -> bool:
         return bool(self.interrupted)
@@ -66,7 +67,12 @@ class LearnBars(LearnObserver):
         self._update_scored(progress, now)
 
     def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
-        self._update("judging", done, total, f"{work}" + (f" {done:,} of {total:,}" if total else ""))
+        phase, now = work.partition(":")[0], time.monotonic()
+        if phase != self.phase[0]:
+            self.phase = (phase, now)
+        left = (now - self.phase[1]) * (total - done) / done if done and total else None
+        text = work + (f" {done:,} of {total:,}" if total else "")
+        self._update("judging", done, total, text + ("" if left is None else f", {duration(left)} left"))
 
     def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
         self._update_scored(progress, None)
@@ -159,9 +165,9 @@ def show_refused(outcomes: list[Outcome]) -> None:
             sys.stderr.write(printable(outcome.sentence) + "\n")
 
 
-def finetuning() -> AbstractContextManager[object]:
-    """Show a message while the classifier is finetuned."""
-    return _stderr.status("finetuning the classifier on the purified buffer")
+def preparing() -> AbstractContextManager[object]:
+    """Show a message while the classifier is loaded, or finetuned if its learner does that when it is first needed."""
+    return _stderr.status("preparing the classifier")
 
 
 def show_predictions(answers: Iterable[Prediction], labels: list[str], form: str) -> int:
@@ -225,9 +231,9 @@ def show_audit(path: Path, done: Audited) -> None:
         f"samples scored: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
         markup=False,
     )
-    out.print(
-        f"of these rejected: {done.rejected:,}; the classifier predicts another label for {done.disputed:,} of them"
-    )
+    out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
+    if done.noise is not None:
+        out.print(f"estimated share of wrong labels: {_share(done.noise)}; `status` lists it by label and by pair")
 
 
 def show_corrections(outcomes: list[Outcome]) -> int:
