@@ -23,10 +23,10 @@ def learn(
     state: Annotated[Path, typer.Option("--state", help="State folder; created if it does not exist.")],
     follow: Annotated[bool, typer.Option("--follow", help="Keep watching the folder until Ctrl-C.")] = False,
     size: Annotated[
-        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: no resizing)")
+        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: chosen by the first images)")
     ] = None,
     channels: Annotated[
-        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first image)")
+        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first images)")
     ] = None,
     root: Annotated[
         Path | None,
@@ -44,23 +44,30 @@ def learn(
         ),
     ] = None,
     learner: Annotated[
-        str | None, typer.Option(help="Learner that scores samples: spr, pure-replay. (default: spr)")
+        str | None, typer.Option(help="Learner: full-memory, spr or pure-replay. (default: full-memory)")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen: images, labels, sizes and time. Writes nothing.")
+    ] = False,
     device: Device = "auto",
     set_: SetOption = None,
 ) -> None:
     """Learn from your own images with unreliable labels, into a state folder.
 
-    The same command again continues after any interruption and adds what is new in the data. Size, channels,
-    learner, preset, seed and settings are fixed when the state is created.
+    Images may have any size; they are resized to one that is chosen by the first images, with the aspect kept. The
+    same command again continues after any interruption and adds what is new in the data. A file that was moved to the
+    folder of another label has its label corrected. Size, channels, learner, preset, seed and settings are fixed when
+    the state is created.
 
     Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
     standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
     interruption, send every line again that was not answered.
 
     Examples:
+
+        purereplay learn photos --state state --dry-run
 
         purereplay learn photos --state state
 
@@ -69,11 +76,15 @@ def learn(
         camera | purereplay learn - --state state > answers.jsonl
     """
     from purereplay.live.learn import learn
+    from purereplay.live.plan import plan
     from purereplay.live.settings import Wanted
     from purereplay.report import live as report
 
     chosen = overrides(set_)
     wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
+    if dry_run:
+        report.show_plan(plan(data, state, wanted, root=root))
+        return
     is_pipe = data == "-"
     with report.learning(is_pipe=is_pipe) as observer:
         done = learn(
@@ -118,7 +129,7 @@ def predict(
 
     paths, engine = image_files(images), make_engine(device)
     with Store.reading(state) as store:
-        with report.finetuning():
+        with report.preparing():
             classifier, labels = ready_classifier(store, engine)
         n_refused = report.show_predictions(predict(store, classifier, paths), labels, form)
     if n_refused:
@@ -152,28 +163,37 @@ def audit(
 
 @app.command()
 def correct(
-    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
+    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label, or a filled-in audit.")],
     state: State,
     device: Device = "auto",
 ) -> None:
-    """Correct labels: the samples enter the purified buffer with the new label and clean probability 1.
+    """Correct labels by a table that a person has filled in; corrected labels are trusted and learned.
 
-    All corrections are recorded. The purified buffer stays balanced over the labels; if it is too small for all
-    corrected samples, the newest stay in it.
+    The table has the columns id and label, or is the file of `audit` with the column corrected_label filled in. A file
+    moved to the folder of another label needs no table: run `learn` again.
 
-    Example:
+    Examples:
+
+        purereplay correct --state state audit.csv
 
         purereplay correct --state state fixes.csv
     """
-    from purereplay.live.corrections import correct, n_in_purified
+    from purereplay.live.corrections import correct, n_teaching
+    from purereplay.live.full_memory import FullMemory
     from purereplay.live.session import Session, make_engine
     from purereplay.live.settings import buffer_sizes
     from purereplay.report import live as report
 
     with Session.open(state, None, make_engine(device)) as session:
         outcomes = correct(session, fixes)
-        n_held, capacity = n_in_purified(session, outcomes), buffer_sizes(session.store.settings)[1]
-    n_refused = report.show_corrections(outcomes, n_held, capacity)
+        n_refused = report.show_corrections(outcomes)
+        if isinstance(session.learning, FullMemory):
+            with report.settling() as session.learning.watch:
+                judged = session.settle()
+            if judged is not None:
+                report.show_judged(judged)
+        elif sizes := buffer_sizes(session.store.settings):
+            report.show_held(outcomes, n_teaching(session, outcomes), sizes[1])
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
 
@@ -208,8 +228,13 @@ def _check_form(form: str, *known: str) -> None:
 
 @app.command("filter")
 def filter_(
-    features: Annotated[Path, typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet.")],
-    out: Annotated[Path, typer.Option(help="File for the scores: .csv or .parquet.")],
+    features: Annotated[
+        Path,
+        typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet; or a folder of .parquet."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="File for the scores: .csv or .parquet. With --cluster: a folder that does not exist.")
+    ],
     columns: Annotated[
         str | None,
         typer.Option(
@@ -236,6 +261,13 @@ def filter_(
         bool, typer.Option("--keep-small", help="Give classes of fewer than 4 samples 0.5 instead of 0.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="Number of threads. (default: all cores, at most 8)")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Filter a folder of parquet files on a Ray cluster: ray starts one on this machine, ray=ADDRESS joins "
+            "one. (default: in this process)"
+        ),
+    ] = None,
 ) -> None:
     """Score the labels of samples by your own features: a clean probability per sample, high = clean.
 
@@ -248,9 +280,11 @@ def filter_(
         purereplay filter features.npz --out scores.csv
 
         purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
+
+        purereplay filter features --cluster ray=ADDRESS --out scores
     """
     from purereplay.purify.filter import SelfCenteredFilter
-    from purereplay.report.filtering import filter_file
+    from purereplay.report.filtering import filter_file, filter_folder
 
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
@@ -261,4 +295,7 @@ def filter_(
         block_size=block_size,
         n_jobs=threads,
     )
+    if cluster is not None:
+        filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)
+        return
     filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)

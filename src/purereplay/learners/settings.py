@@ -60,6 +60,8 @@ class Settings:
     """Base of all settings classes."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset: the values that it changes
+    # settings of this class that saved files of earlier versions lack, at the value that stands for what those did
+    added: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
@@ -68,6 +70,10 @@ class Settings:
 
     def check(self) -> None:
         """Raise UserError for values that do not fit together."""
+
+    def ineffective(self) -> set[str]:
+        """Return the names of settings that change nothing, given the other ones."""
+        return set()
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -198,8 +204,18 @@ def parse(cls: type[Settings], name: str, text: str) -> Any:
     return text
 
 
+def completed(cls: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
+    """Return saved settings with those that came later, at the value that stands for what earlier versions did."""
+    added = [getattr(base, "added", {}) for base in cls.__mro__]
+    return {name: value for own in added for name, value in own.items()} | values
+
+
 def from_json(cls: type[SettingsT], values: dict[str, Any]) -> SettingsT:
-    """Return settings that were saved with a run; an unknown or missing key is an error."""
+    """Return settings that were saved with a run; an unknown or missing key is an error.
+
+    A setting that came after the run has the value that stands for what the run did.
+    """
+    values = completed(cls, values)
     odd = set(values) ^ {f.name for f in fields(cls)}
     if odd:
         raise UserError(f"The saved settings do not fit this version: {', '.join(sorted(odd))}.")

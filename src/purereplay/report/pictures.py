@@ -57,7 +57,7 @@ def draw_bars(
         axes.bar(places, [height for _, (height, _) in known], width, yerr=spreads, capsize=2, label=name)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(title)
-    _tidy(axes)
+    tidy(axes)
     save(figure, path, follow=follow)
 
 
@@ -91,7 +91,7 @@ def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
     axes.plot([100 * line["accuracy"] for line in tasks], color=_GREEN, marker="o", label="on the whole test set")
     axes.set(xlabel="after the task with classes", ylabel="accuracy, %", ylim=(0, 102))
     axes.set_xticks(range(len(names)), names)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
@@ -115,10 +115,11 @@ def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, label=label)
     axes.set(xlabel="delayed buffers filled", ylabel="wrong labels, %", ylim=(0, None))
-    _tidy(axes)
+    tidy(axes)
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """Give axes the look of all pictures."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=_INK)
     axes.legend(frameon=False, fontsize=8, labelcolor=_INK)

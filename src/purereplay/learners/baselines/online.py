@@ -5,7 +5,7 @@ many batches are planned ahead and trained as one job.
 
 Choices where the papers leave them open: an incomplete batch waits for the next samples and is trained at the end of
 the stream. The very first batch replays itself, since the memory is empty. A loss against wrong labels counts as one
-epoch the number of steps that replay needs for one pass over the memory.
+epoch the number of steps that replay needs for one pass over the memory, unless it says otherwise (PENCIL).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class OnlineLearner(ContinuedLearner):
             buffer=self.n_done - 1,
             index=now.index,
             labels=now.labels,
-            held_index=self._held_index(),
+            held_index=self.held_index(),
             base_loss=trained.loss,
         )
 
@@ -151,9 +151,6 @@ class OnlineLearner(ContinuedLearner):
 
     def _after(self, pool: Pool, extra: State) -> None:
         """Keep what a finished job changed besides the network."""
-
-    def _held_index(self) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.int64)
 
     def _job(self, pool: Pool, index: Rows, size: int) -> ListedJob:
         return ListedJob(
@@ -237,12 +234,13 @@ class ReplayLearner(OnlineLearner):
             self.memory, self.generator = pool.memory, pool.generator
             self.carried = {name: extra[name][pool.row_of_slot] for name in self.carried}
 
-    def _held_index(self) -> torch.Tensor:
+    def held_index(self) -> torch.Tensor:
         return self.memory.index
 
     @property
     def _epoch_steps(self) -> int:
-        return max(1, self.memory.capacity // self.training.n_replayed)
+        steps = max(1, self.memory.capacity // self.training.n_replayed)
+        return steps if self.loss.technique is None else self.loss.technique.steps_of_epoch(steps)
 
     def _extra(self, pool: Pool) -> State:
         extra = super()._extra(pool)
