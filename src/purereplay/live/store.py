@@ -198,8 +198,13 @@ class Store:
         self.insert(table, rows)
 
     def start_over(self, table: str) -> None:
-        """Count the digest of a table from none; all its rows must then be replaced by `put`."""
+        """Count the digest of a table from none; all its rows must then be replaced by `put`, or deleted."""
         self._tallies[table] = digests.Tally()
+
+    def delete(self, table: str, key: str, values: list[tuple[Any, ...]]) -> None:
+        """Delete rows by their key after `start_over`."""
+        with schema.database_errors(self.path):
+            self.database.executemany(f"DELETE FROM {table} WHERE {key} = ?", values)
 
     def put(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         """Add rows, or replace those of the same key after `start_over`."""
