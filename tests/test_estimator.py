@@ -570,6 +570,6 @@ def test_the_estimators_page_runs(tmp_path, monkeypatch):
     for block in blocks:
         exec(block, names)
     assert len(blocks) == 5 and names["same"] and (tmp_path / "digits.safetensors").exists()
-    assert names["accuracy"] > 0.7 and names["right_about_them"] > 0.9 and names["wrong_in_purified"] < 0.1
+    assert names["accuracy"] > 0.9 and names["right_about_them"] > 0.9 and names["wrong_in_purified"] < 0.1
     assert names["scores"].mean() > 0.85 and set(names["by_class"]) == set(range(10))
     assert 0.22 < names["estimate"].overall.rate < 0.32
