@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from purereplay.cli.app import Device, SetOption, app, overrides
 from purereplay.errors import UserError
-from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, SmallClass
+from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, PREPARATION, Preparation, SmallClass
 
 State = Annotated[Path, typer.Option("--state", help="State folder, created by `learn`.")]
 
@@ -251,6 +251,9 @@ def filter_(
         int, typer.Option(help="Random graphs per class; 0 uses the similarity graph itself.")
     ] = DEFAULTS.n_graphs,
     seed: Annotated[int, typer.Option(help="Seed of the graphs, the blocks and the selection.")] = 0,
+    prepare: Annotated[
+        str, typer.Option(help="directions: compare centred main directions; none: the features as given.")
+    ] = PREPARATION,
     block_size: Annotated[
         int, typer.Option(help="Classes with more samples are split into random blocks.")
     ] = BLOCK_SIZE,
@@ -270,7 +273,7 @@ def filter_(
 
     An npz file holds arrays features (n, d), labels (n,) and optionally ids (n,). A table needs a header and a column
     label, and may have a column id; all other columns are features. Writes one row per sample: id (or row), label,
-    clean_probability, centrality, selected. See docs/filter.md.
+    clean_probability, centrality, selected, preparation. See docs/filter.md.
 
     Examples:
 
@@ -285,7 +288,12 @@ def filter_(
 
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
-        n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
+        n_graphs=graphs,
+        seed=seed,
+        small_class=small_class,
+        prepare=cast(Preparation, prepare),  # the filter checks it
+        block_size=block_size,
+        n_jobs=threads,
     )
     if cluster is not None:
         filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)

@@ -72,31 +72,36 @@ def fit_pool(
     scales = np.array([max(float(own.std()), 1e-9) for own in scores])
     inputs = [own / scale for own, scale in zip(scores, scales, strict=True)]
     problem = _Problem(inputs, labels, trusted, noise, given)
-    values = problem.start(_FIRST_RATE)
     if noise is not None:
-        values = problem.improve(values, 0.0, _STEPS)
+        values = problem.improve(problem.start(_FIRST_RATE), 0.0, _STEPS)
     else:
-        values = _fit_dense(problem, values)
-        values = _fit_sparse(problem, values)
+        values = _fit_sparse(problem, _fit_dense(problem))
     assert problem.known is not None
     weights, correction, bias, _ = problem.parts(values)
     return Fit(Pool(weights, scales, correction, bias), problem.known)
 
 
-def _fit_dense(problem: _Problem, values: Real) -> Real:
-    """Fit all parameters, with a rate of its own for every pair of classes."""
+def _fit_dense(problem: _Problem) -> Real:
+    """Fit all parameters, with a rate of its own for every pair of classes, and leave the noise in the problem.
+
+    With many classes there are too few samples of each pair: equal noise is kept.
+    """
     rate = _FIRST_RATE
+    if not problem.corrects:
+        problem.known = equal_noise(rate, problem.n_classes)
+        return problem.improve(problem.start(rate), rate, _STEPS)
+    values = problem.start(rate)
     for _ in range(_ROUNDS):
         values = problem.improve(values, rate, _STEPS)
         before, rate = rate, problem.rate(values)
         if abs(rate - before) < _CONVERGED:
             break
-    return values
+    problem.known = problem.noise(values)
+    return values[: -(problem.n_classes**2)]  # T is known from here on
 
 
 def _fit_sparse(problem: _Problem, values: Real) -> Real:
     """Go on with a noise matrix in which only some pairs have a rate of their own, and leave it in the problem."""
-    problem.known = problem.noise(values)
     rate = problem.rate(values)
     for _ in range(_SPARSE_ROUNDS):
         values = problem.improve(values, rate, _SPARSE_STEPS)
@@ -138,28 +143,29 @@ class _Problem:
         self.trusted, self.right = np.flatnonzero(trusted), labels[trusted]
         self.n, self.n_classes = inputs[0].shape
         self.corrects = self.n_classes <= MOST_CORRECTED
-        self.mean = _mean(inputs)
+        self.mean, self.zeros = _mean(inputs), np.zeros((self.n_classes, self.n_classes))
         self.rows = np.arange(self.n)
         self.counted = np.flatnonzero(~trusted) if given is None else self.rows  # samples that tell about T
         self.trusts_label_only = given is None
 
     def start(self, rate: float) -> Real:
         k, m = self.n_classes, len(self.inputs)
-        logits = np.log(np.maximum(equal_noise(rate, k), 1e-12))
-        return np.concatenate([np.full(m, 2.0 / m), np.zeros(k * k + k), logits.ravel()])
+        found = np.concatenate([np.full(m, 2.0 / m), np.zeros(k + k * k * self.corrects)])
+        if self.known is not None:
+            return found
+        return np.concatenate([found, np.log(np.maximum(equal_noise(rate, k), 1e-12)).ravel()])
 
     def parts(self, values: Real) -> tuple[Real, Real, Real, Real]:
-        """Return w, A, b and the logits of T."""
+        """Return w, A, b and the logits of T; A is 0 for many classes, and there are no logits of a known T."""
         k, m = self.n_classes, len(self.inputs)
-        cuts = np.cumsum([m, k * k, k])
-        weights, correction, bias, logits = np.split(values, cuts)
-        return weights, correction.reshape(k, k), bias, logits.reshape(k, k)
+        weights, bias, correction, logits = np.split(values, np.cumsum([m, k, k * k * self.corrects]))
+        return weights, correction.reshape(k, k) if self.corrects else self.zeros, bias, logits.reshape(-1, k)
 
     def improve(self, values: Real, rate: float, n_steps: int) -> Real:
         """Return better parameters for a given rate of the prior."""
         m = len(self.inputs)
         bounds = [(_LEAST, None)] * m + [(None, None)] * (len(values) - m)
-        options = {"maxiter": n_steps if self.n_classes <= MOST_CORRECTED else max(3, n_steps // 3)}
+        options = {"maxiter": n_steps}
         found = minimize(self._loss, values, (rate,), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         better: Real = found.x
         return better
@@ -205,22 +211,20 @@ class _Problem:
         return joint, total
 
     def _loss(self, values: Real, rate: float) -> tuple[float, Real]:
-        _, correction, bias, logits = self.parts(values)
+        _, correction, bias, _ = self.parts(values)
         pooled, noise = self._pooled(values)
         responsibility, total = self._responsibility(pooled, noise)
         objective = np.log(total).sum() - _CORRECTION / 2 * (np.square(correction).sum() + np.square(bias).sum())
         slope = responsibility - pooled  # of the log-likelihood by the pooled logits
-        by_correction = slope.T @ self.mean - _CORRECTION * correction if self.corrects else np.zeros_like(correction)
-        by_weights = [float((slope * own).sum()) for own in self.inputs]
-        by_noise = np.zeros_like(logits)
+        parts = [np.array([float((slope * own).sum()) for own in self.inputs]), slope.sum(0) - _CORRECTION * bias]
+        if self.corrects:
+            parts.append((slope.T @ self.mean - _CORRECTION * correction).ravel())
         if self.known is None:
             prior = _CONCENTRATION * equal_noise(rate, self.n_classes)
             objective += (prior * np.log(np.maximum(noise, 1e-300))).sum()
             counts = self._added(prior.copy(), responsibility)
-            by_noise = counts - counts.sum(1, keepdims=True) * noise
-        by_bias = slope.sum(0) - _CORRECTION * bias
-        gradient = np.concatenate([by_weights, by_correction.ravel(), by_bias, by_noise.ravel()])
-        return -float(objective) / self.n, -gradient / self.n
+            parts.append((counts - counts.sum(1, keepdims=True) * noise).ravel())
+        return -float(objective) / self.n, -np.concatenate(parts) / self.n
 
 
 def _mean(inputs: list[Real]) -> Real:
