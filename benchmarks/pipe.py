@@ -27,6 +27,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from purereplay.live.items import CHUNK
 from purereplay.live.memory_settings import FullMemorySettings
 
 BLOCK = 500  # lines
@@ -89,7 +90,7 @@ def parts(blocks: list[dict[str, float]]) -> list[dict[str, float]]:
     found, own, ends = [], [], list[int]()
     while n < blocks[-1]["samples"]:
         n = settings.next_revision(n)
-        ends.append(BLOCK * -(-n // BLOCK))  # the pipe waits within the block of the revision
+        ends.append(BLOCK * -(-(n + CHUNK) // BLOCK))  # the pipe waits after a chunk is answered
     for block in blocks:
         own.append(block)
         rest = blocks[-1]["samples"] - block["samples"]
