@@ -9,6 +9,10 @@ class WriteError(UserError):
     """A file cannot be written, as on a full or read-only disk."""
 
 
+class BusyError(UserError):
+    """Another process works on the same folder."""
+
+
 class InputError(UserError, ValueError):
     """Data given in Python cannot be used; also a ValueError, as in scikit-learn."""
 

@@ -159,21 +159,29 @@ def correct(
     """Correct labels: the samples enter the purified buffer with the new label and clean probability 1.
 
     All corrections are recorded. The purified buffer stays balanced over the labels; if it is too small for all
-    corrected samples, the newest stay in it.
+    corrected samples, the newest stay in it. While `learn` runs, it takes them up after its current buffer.
 
     Example:
 
         purereplay correct --state state fixes.csv
     """
+    from purereplay.errors import BusyError
     from purereplay.live.corrections import correct, n_in_purified
+    from purereplay.live.reviewed import Reviewed, record_corrections
     from purereplay.live.session import Session, make_engine
     from purereplay.live.settings import buffer_sizes
     from purereplay.report import live as report
 
-    with Session.open(state, None, make_engine(device)) as session:
-        outcomes = correct(session, fixes)
-        n_held, capacity = n_in_purified(session, outcomes), buffer_sizes(session.store.settings)[1]
-    n_refused = report.show_corrections(outcomes, n_held, capacity)
+    try:
+        with Session.open(state, None, make_engine(device)) as session:
+            Reviewed(session).absorb()  # decisions made before this one
+            outcomes = correct(session, fixes)
+            n_held, capacity = n_in_purified(session, outcomes), buffer_sizes(session.store.settings)[1]
+    except BusyError:
+        outcomes = record_corrections(state, fixes)
+        n_refused = report.show_recorded(outcomes)
+    else:
+        n_refused = report.show_corrections(outcomes, n_held, capacity)
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
 

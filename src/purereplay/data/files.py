@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from purereplay.errors import UserError, WriteError
+from purereplay.errors import BusyError, UserError, WriteError
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 _FOLDER = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"))
@@ -171,13 +171,13 @@ def wait_for_lock(lock: Path) -> Iterator[None]:
 
 @contextmanager
 def held(lock: Path, busy: str, *, private: bool = False) -> Iterator[None]:
-    """Hold an exclusive lock, or raise UserError(busy) if another process has it; it ends with the process.
+    """Hold an exclusive lock, or raise BusyError(busy) if another process has it; it ends with the process.
 
     With `private` only the owner may open a new lock file.
     """
     with _opened_lock(lock, 0o600 if private else 0o666) as file:
         if not _try_lock(file.fileno()):
-            raise UserError(busy)
+            raise BusyError(busy)
         yield
 
 

@@ -15,6 +15,7 @@ from purereplay.learners.own_data import own_entry
 from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
+from purereplay.live.reviewed import Reviewed
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
 from purereplay.nets.engine import TrainingProgress
@@ -90,10 +91,12 @@ class _Loop:
         self.answers = answers
         self.progress = LearnProgress(total=source.total, account=session.account)
         self.first = session.taken  # position of the first sample that this call scores
+        self.reviewed = Reviewed(session)
         session.engine.watch = self._training
 
     def run(self, *, rest: bool) -> None:
         self._expect()
+        self.reviewed.absorb()
         for chunk in self.source.chunks:
             self._check_stop()
             outcomes = self.session.take(chunk)
@@ -101,6 +104,7 @@ class _Loop:
                 acknowledge(outcomes, self.answers)
             self._count(outcomes)
             self.observer.took(self.progress, outcomes)
+            self.reviewed.absorb()
             self.session.work(hear=self._scored)
         self.session.work(rest=rest, hear=self._scored)
 
@@ -130,6 +134,7 @@ class _Loop:
             p.steps = {phase: n for phase, n in steps.items() if phase != "finetune"}  # only `predict` finetunes
 
     def _scored(self, report: FilterReport) -> None:
+        self.reviewed.absorb()  # between two buffers
         self.progress.n_scored += len(report.selected_mask)
         self.progress.n_rejected += int((~report.selected_mask).sum())
         self.observer.scored(self.progress, report)

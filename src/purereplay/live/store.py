@@ -1,6 +1,7 @@
 """The state folder: every sample, decision and correction in SQLite; networks and buffers in files beside it.
 
     state.sqlite                all records, and the name of the learner file in use
+    decisions.sqlite            decisions of reviewers, which learning absorbs; see decisions.py
     state.mark                  the newest commit that was acknowledged; see mark.py
     learner-DIGEST.safetensors  base network, optimizer, purified buffer and a delayed buffer in progress
     classifier-DIGEST.…         the classifier finetuned from that learner, once it was needed
@@ -47,10 +48,11 @@ from purereplay.live.settings import (
 )
 
 DATABASE = "state.sqlite"
+DECISIONS = "decisions.sqlite"  # see decisions.py
 _JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
-_OWN = re.compile(rf"{_WRITTEN.pattern}|{re.escape(DATABASE)}(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
+_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -216,8 +218,18 @@ class Store:
 
     def write_settings(self, settings: NewSettings | StateSettings) -> None:
         """Save the settings; call within a transaction."""
-        self.replace("facts", [("settings", to_text(settings))])
+        self.write_fact("settings", to_text(settings))
         self.settings = settings
+
+    def fact(self, name: str) -> str | None:
+        """Return a saved text by name, or None."""
+        found = self.one("SELECT value FROM facts WHERE name = ?", [name])
+        return None if found is None else str(found[0])
+
+    def write_fact(self, name: str, value: str) -> None:
+        """Save a text under a name; call within a transaction."""
+        others = self.query("SELECT name, value FROM facts WHERE name <> ?", [name])
+        self.replace("facts", [*others, (name, value)])
 
     # ---------------------------------------------------------------- samples; call within a transaction
 

@@ -193,6 +193,14 @@ def show_corrections(outcomes: list[Outcome], n_held: int, capacity: int) -> int
     return n_refused
 
 
+def show_recorded(outcomes: list[Outcome]) -> int:
+    """Print the counts of corrections that a running `learn` takes up; returns how many were refused."""
+    show_refused(outcomes)
+    n_new = len({o.name for o in outcomes if o.new})
+    out.print(f"labels recorded: {n_new:,}; the process that works on the state takes them up after its current step")
+    return sum(o.error is not None for o in outcomes)
+
+
 def show_status(status: Status, form: str) -> None:
     """Print a state in a few numbers, as tables or JSON."""
     if form == "json":
