@@ -14,6 +14,7 @@ from tiny_state import TINY_OPTIONS, fingerprint, items, picture, png, tiny
 
 from purereplay.errors import BusyError, UserError
 from purereplay.live.decisions import Decision, DecisionLog, InEffect
+from purereplay.live.items import Refused
 from purereplay.live.reviewed import Reviewed, absorbed, log_path
 from purereplay.live.store import Store
 
@@ -92,6 +93,8 @@ def test_an_undone_decision_is_taken_back_also_after_it_was_absorbed(state):
 def test_the_same_action_is_recorded_once(state):
     for _ in range(2):
         record(state, Decision("s1", "keep", "label 1"), action="a")
+    with pytest.raises(Refused, match="another action"):
+        record(state, Decision("s2", "keep", "label 1"), action="a")
     with DecisionLog.reading(log_path(state)) as log:
         assert [e.number for e in log.entries()] == [1]
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from purereplay.errors import UserError
 from purereplay.live import schema
+from purereplay.live.items import Refused
 from purereplay.live.same_file import SameFile, check_regular
 
 Kind = Literal["keep", "label", "unsure", "drop", "undo"]
@@ -172,15 +173,17 @@ class DecisionLog:
         return found[0][0].hex() if found else None
 
     def record(self, decisions: Iterable[Decision], reviewer: str, action: str) -> list[Entry]:
-        """Append decisions; they are on the disk when this returns. An action that was recorded before stays as it is.
+        """Append decisions; they are on the disk when this returns. An action that was recorded before stays.
 
-        So a page that got no answer may send the same action again.
+        So a page that got no answer may send the same action again; Refused if it has other decisions.
         """
         with self._transaction():
+            rows = [(d.sample, d.kind, d.label, None) for d in decisions]
             known = self._of_action(action)
+            if known and [(e.sample, e.kind, e.label, e.undoes) for e in known] != rows:
+                raise Refused("has the name of another action")
             if known:
                 return known
-            rows = [(d.sample, d.kind, d.label, None) for d in decisions]
             return self._append(rows, reviewer, action)
 
     def undo(self, reviewer: str, action: str) -> list[Entry]:
@@ -240,7 +243,10 @@ class DecisionLog:
         return int(self._query("SELECT count(DISTINCT owner) FROM leases WHERE until >= ?", time.time())[0][0])
 
     def _of_action(self, action: str) -> list[Entry]:
-        return [Entry(*row) for row in self._query(f"SELECT {_COLUMNS} FROM entries WHERE action = ?", action)]
+        return [
+            Entry(*row)
+            for row in self._query(f"SELECT {_COLUMNS} FROM entries WHERE action = ? ORDER BY number", action)
+        ]
 
     def _append(
         self, rows: Sequence[tuple[str, str, str | None, int | None]], reviewer: str, action: str
