@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from review_page import CHROMIUM, FLAGS, Page, Review, serving
+from review_page import CHROMIUM, FLAGS, Page, Review, Served, serving
 from starlette.testclient import TestClient
 from tiny_state import TINY, items, picture, png, tiny
 
@@ -65,6 +65,19 @@ def review() -> Iterator[Callable[..., Review]]:
     for one in started:
         if one.process.poll() is None:
             one.kill()
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(**subject: Path) -> Served:
+        started.append(Served(**subject))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,17 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import uvicorn
 from starlette.testclient import TestClient
 
 sys.path.append(str(Path(__file__).parent.parent / "live"))
@@ -69,6 +72,25 @@ def serving(**subject: Path) -> Iterator[TestClient]:
     app = make_app(Subject(**subject), engine, token=TOKEN, host="127.0.0.1", port=PORT)
     with TestClient(app, base_url=ADDRESS) as client:
         yield client
+
+
+class Served:
+    """The application on a real port, in a thread of this process."""
+
+    def __init__(self, **subject: Path) -> None:
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        app = make_app(Subject(**subject), Engine(torch.device("cpu")), token=TOKEN, host="127.0.0.1", port=port)
+        self.address = f"http://127.0.0.1:{port}/?token={TOKEN}"
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]})
+        self.thread.start()
+        wait_until(lambda: self.server.started)
+
+    def end(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()
 
 
 class Review:

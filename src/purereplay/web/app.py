@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -70,7 +71,7 @@ class Server:
             if isinstance(samples, StateSamples):
                 check_log(log, absorbed(samples.store))
                 self.desk = Desk(samples, log, opinions.unknown(0))
-                self.teacher = Teacher(samples.store.folder, self.engine, self._publish, self.subject.test)
+                self.teacher = Teacher(samples, self.engine, self._publish, self.subject.test)
                 self.teacher.start()
             else:
                 assert isinstance(samples, AuditSamples)
@@ -123,9 +124,7 @@ class Server:
     async def begin(self, request: Request) -> Response:
         self.desk.follow()
         table, labels = self.desk.samples.table, self.desk.samples.labels
-        counts = [0] * len(labels)
-        for code in table.label.tolist():
-            counts[code] += 1
+        counts = np.bincount(table.label, minlength=len(labels)).tolist()
         return JSONResponse(
             {
                 "labels": [{"label": label, "n": n} for label, n in zip(labels, counts, strict=True)],
@@ -157,6 +156,10 @@ class Server:
     async def status(self, values: dict[str, Any]) -> Response:
         self.desk.log.renew(_name(values, "page"), LEASE_SECONDS)
         return JSONResponse(self._status())
+
+    async def release(self, values: dict[str, Any]) -> Response:
+        self.desk.log.release(_name(values, "page"))
+        return JSONResponse({})
 
     async def next(self, values: dict[str, Any]) -> Response:
         held = _numbers(values, "held")
@@ -201,7 +204,7 @@ class Server:
 def make_app(subject: Subject, engine: Engine, *, token: str, host: str, port: int) -> Starlette:
     """Return the application."""
     server = Server(subject, engine)
-    posts = (server.status, server.next, server.items, server.pairs, server.decide, server.undo)
+    posts = (server.status, server.release, server.next, server.items, server.pairs, server.decide, server.undo)
     routes = [
         Route("/", server.page),
         Route("/api/begin", server.begin),

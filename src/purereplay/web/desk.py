@@ -48,7 +48,7 @@ class Desk:
         self.in_effect = InEffect(log.entries())
         self._given: dict[str, str] = {}  # given labels of decided samples, by id
         self._decided = np.zeros(0, np.int64)  # numbers of samples with a decision
-        self._place: dict[int, int] = {}  # row of the table by number
+        self._place = np.zeros(0, np.int64)  # row of the table by number, -1: none
         self._numbers: dict[str, int] = {}  # of decided samples, by id
         self._index()
 
@@ -62,7 +62,9 @@ class Desk:
             self._index_decided()
 
     def _index(self) -> None:
-        self._place = {int(n): row for row, n in enumerate(self.samples.table.number)}
+        numbers = self.samples.table.number
+        self._place = np.full(int(numbers.max()) + 1 if len(numbers) else 0, -1, np.int64)
+        self._place[numbers] = np.arange(len(numbers))
         self._index_decided()
 
     def _index_decided(self) -> None:
@@ -72,11 +74,11 @@ class Desk:
 
     def has(self, number: int) -> bool:
         """Return whether a scored sample has this number."""
-        return number in self._place
+        return 0 <= number < len(self._place) and bool(self._place[number] >= 0)
 
     def _find(self, name: str) -> int | None:
         """Return the number of a scored sample by its id, or None."""
-        if name not in self._numbers and (found := self.samples.find(name)) in self._place and found is not None:
+        if name not in self._numbers and (found := self.samples.find(name)) is not None and self.has(found):
             self._numbers[name] = found
         return self._numbers.get(name)
 
@@ -143,8 +145,9 @@ class Desk:
         pixels = self._pixels(number)
         likely = self.opinion.suggest(number, pixels)
         other = None if likely is None or likely[0] == code or likely[0] >= len(self.samples.labels) else likely[0]
-        near = {"given": self.opinion.near(pixels, code, _NEAR, number)}
-        near["suggested"] = [] if other is None else self.opinion.near(pixels, other, _NEAR, number)
+        own = None if pixels is None else self.opinion.features(pixels)
+        near = {"given": self.opinion.near(own, code, _NEAR, number)}
+        near["suggested"] = [] if other is None else self.opinion.near(own, other, _NEAR, number)
         entry = self.in_effect.get(name)
         return {
             "sample": number,

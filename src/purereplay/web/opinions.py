@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from purereplay.live.images import Pixels
 from purereplay.nets.inference import Classifier, embed
 from purereplay.purify.noise_rate import NoiseRate
-from purereplay.web.samples import AuditSamples, Samples
+from purereplay.web.samples import AuditSamples, Table
 
 
 @dataclass
@@ -39,11 +39,16 @@ class Opinion:
         chances, codes = self.classifier.probabilities(torch.from_numpy(pixels.copy())[None]).cpu().max(1)
         return int(codes[0]), float(chances[0])
 
-    def near(self, pixels: Pixels | None, code: int, n: int, but: int) -> list[int]:
-        """Return the n believed-clean samples of a label that are most similar to an image."""
+    def features(self, pixels: Pixels) -> NDArray[np.float32] | None:
+        """Return the features of an image, (d,); None without a classifier."""
+        if self.classifier is None:
+            return None
+        return np.asarray(features_of(self.classifier, torch.from_numpy(pixels.copy())[None])[0])
+
+    def near(self, own: NDArray[np.float32] | None, code: int, n: int, but: int) -> list[int]:
+        """Return the n believed-clean samples of a label that are most similar to an image with these features."""
         rows = np.flatnonzero((self.clean_labels == code) & (self.clean != but))
-        if pixels is not None and self.clean_features is not None and self.classifier is not None:
-            own = features_of(self.classifier, torch.from_numpy(pixels.copy())[None])[0]
+        if own is not None and self.clean_features is not None:
             rows = rows[np.argsort(-(self.clean_features[rows] @ own), kind="stable")]
         return [int(number) for number in self.clean[rows[:n]]]
 
@@ -67,10 +72,10 @@ def of_audit(samples: AuditSamples) -> Opinion:
     return opinion
 
 
-def surest(samples: Samples, held: NDArray[np.int64], each: int, most: int) -> NDArray[np.int64]:
+def surest(table: Table, held: NDArray[np.int64], each: int, most: int) -> NDArray[np.int64]:
     """Return rows of the table whose numbers are `held`: at most `each` of a label, the surest first, and `most`."""
-    rows = np.flatnonzero(np.isin(samples.table.number, held))[::-1]
-    labels = samples.table.label[rows]
+    rows = np.flatnonzero(np.isin(table.number, held))[::-1]
+    labels = table.label[rows]
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], labels[order], side="left")
     rank = np.empty(len(rows), np.int64)

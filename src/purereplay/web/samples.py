@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +51,23 @@ class Table(NamedTuple):
         return cls(*(np.asarray(v, kind)[order] for v, kind in zip(values, kinds, strict=True)))
 
 
+class Scores(NamedTuple):
+    """All verdicts of a state at one moment."""
+
+    version: object  # differs if any verdict or label does
+    labels: list[str]
+    table: Table
+
+
+def read_scores(store: Store, known: Scores | None = None) -> Scores:
+    """Return the verdicts of a state; `known` itself if they are the same. Call within a snapshot."""
+    version = store.query("SELECT name, n, digest FROM digests WHERE name IN ('decisions', 'classes') ORDER BY name")
+    if known is not None and known.version == version:
+        return known
+    rows = store.query(_SCORED)
+    return Scores(version, store.labels(), Table.sorted_by_doubt(list(zip(*rows, strict=True)) if rows else [[]] * 5))
+
+
 class Samples(ABC):
     """Scored samples with their images; read-only."""
 
@@ -80,22 +96,23 @@ class Samples(ABC):
 class StateSamples(Samples):
     """Samples of a state, which another process may be writing."""
 
-    def __init__(self, store: Store, *, snapshot: bool = True) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
         self.log = log_path(store.folder)
-        self._snapshot = store.snapshot if snapshot else nullcontext  # nullcontext: the caller is within one
-        self._version: object = None
-        self.refresh()
+        self.newest: Scores | None = None  # read by another thread, to be used from the next request on
+        with store.snapshot():
+            self.scores = read_scores(store)
+            self.floor = absorbed(store).number
+        self._use(self.scores)
+
+    def _use(self, scores: Scores) -> None:
+        self.scores, self.labels, self.table = scores, scores.labels, scores.table
 
     def refresh(self) -> bool:
-        version = self.store.one("PRAGMA data_version")
-        if version == self._version:
+        newest = self.newest
+        if newest is None or newest is self.scores:
             return False
-        with self._snapshot():
-            rows = self.store.query(_SCORED)
-            self.labels, self.floor = self.store.labels(), absorbed(self.store).number
-        self._version = version
-        self.table = Table.sorted_by_doubt(list(zip(*rows, strict=True)) if rows else [[]] * 5)
+        self._use(newest)
         return True
 
     def names(self, numbers: list[int]) -> list[str]:

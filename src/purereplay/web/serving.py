@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -24,6 +25,7 @@ def serve(subject: Subject, engine: Engine, *, host: str, port: int | None, anno
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, date_header=False, timeout_graceful_shutdown=5
     )
+    sys.setswitchinterval(0.001)  # requests are answered while another thread computes
     server = _Server(config, lambda: announce(f"http://{shown}:{number}/?token={token}"))
     with listening:
         server.run(sockets=[listening])

@@ -28,7 +28,7 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier, embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
 from purereplay.web.opinions import Opinion, features_of, surest
-from purereplay.web.samples import StateSamples
+from purereplay.web.samples import StateSamples, read_scores
 
 _PAUSE = 1.0  # seconds between two looks at the state
 _QUIET = 3.0  # seconds without a decision after which those made are learned
@@ -43,9 +43,13 @@ Test = tuple[Tensor, list[str]]  # images and labels
 class Teacher(threading.Thread):
     """Thread that keeps an opinion up to date; `publish` receives it."""
 
-    def __init__(self, state: Path, engine: Engine, publish: Callable[[Opinion], None], test: Path | None) -> None:
+    def __init__(
+        self, samples: StateSamples, engine: Engine, publish: Callable[[Opinion], None], test: Path | None
+    ) -> None:
         super().__init__(name="teacher", daemon=True)
-        self.state = state
+        self.samples = samples  # only its newest scores are set here: its database belongs to another thread
+        self.state = samples.store.folder
+        self.scores = samples.scores
         self.engine = engine
         self.publish = publish
         self.test = test
@@ -92,18 +96,21 @@ class Teacher(threading.Thread):
             pass  # the process that holds the state absorbs them
 
     def _look(self) -> None:
-        """Publish a new opinion if the state has another learner than before, or more samples."""
+        """Publish new scores, and a new opinion if the state has another learner than before, or more samples."""
         with Store.reading(self.state) as store:
+            with store.snapshot():
+                self.samples.newest = self.scores = read_scores(store, self.scores)
+            numbers = self.scores.table.number
+            n = int(numbers.max()) + 1 if len(numbers) else 0
 
             def use(current: Current | None) -> tuple[str, Opinion] | None:
-                [n] = store.one("SELECT coalesce(max(position) + 1, 0) FROM decisions")
                 if current is None or (current.digest == self._learner and n <= len(self._last.suggested)):
                     return None
                 self.activity = "training the classifier"
                 classifier = current_classifier(store, current, self.engine)
                 if classifier is None:
                     return None
-                return current.digest, self._opinion(store, current, classifier, int(n))
+                return current.digest, self._opinion(store, current, classifier, n)
 
             made = with_current(store, use)
             if made is None:
@@ -116,12 +123,12 @@ class Teacher(threading.Thread):
 
     def _opinion(self, store: Store, current: Current, classifier: Classifier, n: int) -> Opinion:
         """Return the opinion of a new classifier; suggestions are those of the one before until they are replaced."""
-        samples = StateSamples(store, snapshot=False)
+        table = self.scores.table
         held = np.array([p for (p,) in store.query("SELECT position FROM purified")], np.int64)
-        rows = surest(samples, held, _EACH, _MOST)
-        numbers = samples.table.number[rows]
+        rows = surest(table, held, _EACH, _MOST)
+        numbers = table.number[rows]
         corrected = dict(store.query("SELECT position, label FROM corrections ORDER BY number"))
-        labels = [corrected.get(int(p), int(code)) for p, code in zip(numbers, samples.table.label[rows], strict=True)]
+        labels = [corrected.get(int(p), int(code)) for p, code in zip(numbers, table.label[rows], strict=True)]
         old = self._last
         suggested, chance = np.full(n, -1, np.int32), np.zeros(n, np.float32)
         suggested[: len(old.suggested)], chance[: len(old.chance)] = old.suggested[:n], old.chance[:n]
@@ -132,18 +139,19 @@ class Teacher(threading.Thread):
             numbers,
             np.array(labels, np.int64),
             features_of(classifier, _images(store, numbers.tolist())) if len(numbers) else None,
-            noise=self._noise(store, current, samples),
+            noise=self._noise(store, current),
             accuracy=self._accuracy(store, classifier),
         )
 
-    def _noise(self, store: Store, current: Current, samples: StateSamples) -> NoiseRate:
+    def _noise(self, store: Store, current: Current) -> NoiseRate:
         """Return the estimated share of wrong labels among the scored samples."""
         learner = load_learner(store, current, self.engine)
-        n = len(samples.table.number)
+        table = self.scores.table
+        n = len(table.number)
         rows = np.sort(np.random.default_rng(0).permutation(n)[:_NOISE_SAMPLE])
-        images = _images(store, samples.table.number[rows].tolist())
+        images = _images(store, table.number[rows].tolist())
         features = embed(learner.network, learner.inference_base, images, penultimate=True).cpu().numpy()
-        return noise_rates(features, samples.table.label[rows], len(samples.labels))[0]
+        return noise_rates(features, table.label[rows], len(self.scores.labels))[0]
 
     def _accuracy(self, store: Store, classifier: Classifier) -> float | None:
         """Return the accuracy on the user's test folder."""
@@ -169,7 +177,7 @@ class Teacher(threading.Thread):
     def _classify(self, store: Store, opinion: Opinion) -> None:
         """Fill in the suggestions of all scored samples, the most doubtful first."""
         assert opinion.classifier is not None
-        numbers = StateSamples(store).table.number
+        numbers = self.scores.table.number
         numbers = numbers[numbers < len(opinion.suggested)]
         for start in range(0, len(numbers), _CHUNK):
             if self._ended.is_set():

@@ -162,6 +162,11 @@ document.getElementById("pair").addEventListener("change", (event) => {
 });
 document.getElementById("image").addEventListener("load", pixelated);
 
+// another reviewer need not wait for the images of a page that is closed
+addEventListener("pagehide", () => {
+  navigator.sendBeacon("api/release", new Blob([JSON.stringify({ page: state.page })], { type: "application/json" }));
+});
+
 setInterval(async () => {
   if (!state.ready || document.hidden) return;
   try {

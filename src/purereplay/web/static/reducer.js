@@ -169,7 +169,7 @@ function perform(state, command) {
     case "unsure": return decide(state, "unsure", null);
     case "drop": return decide(state, "drop", null);
     case "label": return decide(state, "label", command.label);
-    case "undo": return post(state, { undo: true, decisions: [] });
+    case "undo": return post({ ...state, message: "" }, { undo: true, decisions: [] });
     case "back": return [{ ...state, at: Math.max(0, state.at - 1), message: "" }, []];
     case "forward": return ask({ ...state, at: Math.min(state.trail.length, item ? state.at + 1 : state.at), message: "" });
     case "help": return [{ ...state, help: !state.help }, []];
