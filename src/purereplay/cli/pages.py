@@ -68,3 +68,46 @@ def review(
     subject = Subject(state=state, audit=audit, images=images, test=test)
     with report.reviewing():
         serve(subject, make_engine(device), host=host, port=port, announce=report.announcer(browser=browser, host=host))
+
+
+@app.command("report")
+def report_(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of finished runs, put side by side.")] = None,
+    state: Annotated[Path | None, typer.Option("--state", help="Report a state folder instead of runs.")] = None,
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    images: Annotated[int, typer.Option(help="Images in each gallery.")] = 200,
+    fixed_graphs: Annotated[
+        int, typer.Option(help="Buffers of a state, the last ones, whose fixed graph is computed as well.")
+    ] = 10,
+    device: Device = "cpu",
+) -> None:
+    """Write a report of runs or of a state: one HTML file that opens from the disk and needs nothing else.
+
+    Runs: accuracy over the tasks with the spread over seeds, the paper's number, confusion, forgetting, purity, times
+    and settings. A state: noise by label, the purified buffer, centralities by buffer and label, galleries.
+
+    Examples:
+
+        purereplay report runs/a --out report.html
+
+        purereplay report runs/rates/* --out rates.html
+
+        purereplay report --state state --out state.html
+    """
+    if bool(runs) == (state is not None):
+        raise UserError("Name what to report: either folders of runs, or --state DIR.")
+    if images < 0 or fixed_graphs < 0:
+        raise UserError("--images and --fixed-graphs must not be negative.")
+    from purereplay.report.terminal import reporting
+
+    with reporting(out) as progress:
+        if state is not None:
+            from purereplay.live.session import make_engine
+            from purereplay.report.state_report import Extent, write_state_report
+
+            write_state_report(state, make_engine(device), out, Extent(images, fixed_graphs), progress)
+        else:
+            from purereplay.paper.beside import paper_accuracy
+            from purereplay.report.run_report import write_run_report
+
+            write_run_report(runs or [], out, paper_accuracy, n_images=images, device=device, progress=progress)

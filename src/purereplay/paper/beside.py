@@ -17,7 +17,7 @@ from purereplay.learners import registry
 from purereplay.learners.renamed import upgrade_names, upgrade_preset
 from purereplay.learners.robust.settings import ROBUST_TITLES
 from purereplay.learners.settings import takes_budget
-from purereplay.paper.numbers import Column, PaperTable, paper_table
+from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
 
 CLOSE = 3.0  # points within which a cell counts as reproduced
 _NEEDED = ("learner", "noise", "noise_rate", "seed")  # in every result; older ones lack some of the others
@@ -34,6 +34,19 @@ def paper_lines(name: str, dataset: str, paths: list[Path], *, budget: float = 1
     if not cells:
         raise UserError(f"None of these runs belongs to the table {name} of {dataset}.")
     return beside(table, cells)
+
+
+def paper_accuracy(result: Result) -> float | None:
+    """Return the accuracy in % that the paper states for a run of these settings, or None."""
+    result = _upgraded(result)
+    for table in paper_tables():
+        if table.measure != "accuracy" or table.dataset != result["dataset"] or not belongs(result, table, 1.0):
+            continue
+        method = method_of(result, table)
+        value = None if method is None else table.values.get((method, Column(result["noise"], result["noise_rate"])))
+        if value is not None:
+            return value
+    return None
 
 
 def beside(table: PaperTable, cells: Cells) -> list[list[str]]:

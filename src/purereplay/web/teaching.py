@@ -65,6 +65,7 @@ class Teacher(threading.Thread):
         self.join(timeout=60)
 
     def run(self) -> None:
+        self._ended.wait(_PAUSE)  # the first page goes first
         while not self._ended.is_set():
             try:
                 self._absorb(at_once=False)
