@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from purereplay.cli.app import Device, SetOption, app, overrides
+from purereplay.cli.app import Device, Log, SetOption, app, overrides
 from purereplay.errors import UserError
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, SmallClass
 
@@ -49,6 +49,7 @@ def learn(
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
     device: Device = "auto",
+    log: Log = None,
     set_: SetOption = None,
 ) -> None:
     """Learn from your own images with unreliable labels, into a state folder.
@@ -75,7 +76,7 @@ def learn(
     chosen = overrides(set_)
     wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
     is_pipe = data == "-"
-    with report.learning(is_pipe=is_pipe) as observer:
+    with report.learning(is_pipe=is_pipe, state=state, log=log) as observer:
         done = learn(
             data,
             state,

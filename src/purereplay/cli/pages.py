@@ -111,3 +111,23 @@ def report_(
             from purereplay.report.run_report import write_run_report
 
             write_run_report(runs or [], out, paper_accuracy, n_images=images, device=device, progress=progress)
+
+
+@app.command()
+def watch(
+    path: Annotated[Path, typer.Argument(help="Folder of a run, or a state folder.")],
+    once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
+) -> None:
+    """Watch a run or a state while another process works on it: accuracy, purity, speed and remaining time.
+
+    Ends when the run is finished, or with Ctrl-C. The other process is not disturbed.
+
+    Examples:
+
+        purereplay watch runs/a
+
+        purereplay watch state --once
+    """
+    from purereplay.report.watching import watch
+
+    watch(path, once=once)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from purereplay.cli.app import Seed, app
+from purereplay.cli.app import Log, Seed, app
 from purereplay.cli.options import Dataset, takes_lists_of_run_options, takes_run_options
 from purereplay.learners.registry import names
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def run(
     settings: RunSettings,
     out: Annotated[Path, typer.Option(help="Folder for settings, metrics, checkpoints and result.")],
+    log: Log = None,
 ) -> None:
     """Learn one noisy stream from beginning to end, and measure.
 
@@ -34,10 +35,10 @@ def run(
 
         purereplay run --dataset mnist --learner crs --robust sl --out runs/d
     """
-    _run(settings, out, resume=False)
+    _run(settings, out, resume=False, log=log)
 
 
-def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
+def _run(settings: RunSettings, path: Path, *, resume: bool, log: str | None = None) -> Line:
     """Run with progress, and show the result."""
     from purereplay.evaluate import running
     from purereplay.nets.engine import flush_denormals
@@ -45,7 +46,7 @@ def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
     from purereplay.report.progress import run_bars
 
     flush_denormals()
-    with run_bars(report.announce) as observer:
+    with run_bars(report.announce, log) as observer:
         result = running.run(settings, path, observer, resume=resume)
     report.show_result(path, result)
     return result
@@ -80,6 +81,7 @@ def resume(
 def sweep(
     runs: dict[Path, RunSettings],
     out: Annotated[Path, typer.Option(help="Folder that gets one run folder per combination.")],
+    log: Log = None,
 ) -> None:
     """Run every combination of lists; networks of one shape are trained side by side.
 
@@ -108,7 +110,7 @@ def sweep(
     n_left = len(running.unfinished_runs(runs))
     console.print(f"{len(runs)} runs, {len(runs) - n_left} of them already finished")
     flush_denormals()
-    with run_bars(report.announce) as observer:
+    with run_bars(report.announce, log) as observer:
         outcome = running.sweep(runs, observer)
     report.show_sweep(outcome)
     if outcome.failure is not None:

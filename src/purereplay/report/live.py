@@ -27,17 +27,20 @@ from purereplay.live.learn import LearnObserver, LearnProgress
 from purereplay.live.predict import Prediction
 from purereplay.live.status import Status
 from purereplay.nets.engine import TrainingProgress
+from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
+Measured = dict[str, float]
 _LOG_SECONDS = 30  # between two lines of progress in a log file
 
 
 class LearnBars(LearnObserver):
     """Bars of `learn`: items added, samples scored with the time left, and steps of the current training."""
 
-    def __init__(self, bars: Bars, interrupted: list[bool]) -> None:
+    def __init__(self, bars: Bars, interrupted: list[bool], write: Callable[[Measured, int], None]) -> None:
         self.bars = bars
+        self.write = write  # receives the numbers of every buffer
         self.interrupted = interrupted  # not empty once Ctrl-C was pressed
         self.last_logged = time.monotonic()
         self.rows: dict[str, TaskID] = {}
@@ -55,6 +58,7 @@ class LearnBars(LearnObserver):
 
     def scored(self, progress: LearnProgress, report: FilterReport) -> None:
         self._update_scored(progress, None)
+        self.write(_measured(progress, report), report.buffer)
 
     def _update_scored(self, progress: LearnProgress, now: TrainingProgress | None) -> None:
         text = f"{progress.n_scored:,} of {progress.n_to_score:,} samples"
@@ -81,12 +85,28 @@ class _FileBars(LearnBars):
 
 
 @contextmanager
-def learning(*, is_pipe: bool) -> Iterator[LearnBars]:
-    """Show the progress of `learn` within the block; Ctrl-C stops it at the next step."""
+def learning(*, is_pipe: bool, state: Path, log: str | None = None) -> Iterator[LearnBars]:
+    """Show the progress of `learn` within the block; Ctrl-C stops it at the next step. `log` as in `sinks`."""
+    sinks = Sinks(log)
     handler = RichHandler(console=_stderr if is_pipe else out, show_path=False, show_time=False)
     logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
     with progress_bars(disable=is_pipe) as bars, interruptible() as interrupted:
-        yield LearnBars(bars, interrupted) if is_pipe else _FileBars(bars, interrupted)
+        kind = LearnBars if is_pipe else _FileBars
+        try:
+            yield kind(bars, interrupted, lambda values, step: sinks.write(state, values, step))
+        finally:
+            sinks.close()
+
+
+def _measured(progress: LearnProgress, report: FilterReport) -> Measured:
+    """Return the numbers of one buffer."""
+    return {
+        "buffer/n": len(report.selected_mask),
+        "buffer/accepted_share": float(report.selected_mask.double().mean()),
+        "buffer/mean_clean_probability": float(report.clean_probability.mean()),
+        "buffer/n_purified": len(report.held_index),
+        "buffer/n_scored": progress.n_scored,
+    } | ({} if report.base_loss is None else {"buffer/base_loss": report.base_loss})
 
 
 def show_learned(state: Path, done: LearnProgress) -> None:
