@@ -12,8 +12,6 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from purereplay.errors import UserError
 from purereplay.live.corrections import Correction, apply, check, read_corrections
 from purereplay.live.decisions import Decision, DecisionLog, InEffect
@@ -120,7 +118,7 @@ def _withdraw(
 
     "Not sure" and an undone decision leave a sample that the filter accepted where it is.
     """
-    store, learner = session.store, session.learner
+    store = session.store
     places = {s: _position(store, s) for s in {*samples, *labelled}}
     corrected = {p for (p,) in store.query("SELECT DISTINCT position FROM corrections")}
     gone = {p for s in samples if (p := places[s]) is not None and (p in corrected or s in dropped)}
@@ -129,11 +127,10 @@ def _withdraw(
     facts = {"number": now.number, "digest": now.digest, "dropped": sorted((before.dropped - again) | out)}
     with store.transaction():
         current = None
-        if gone and learner is not None:
-            learner.withdraw(torch.tensor(sorted(gone)))
+        if gone:
             rows = store.query("SELECT number, position, label FROM corrections ORDER BY number")
             store.replace("corrections", [row for row in rows if row[1] not in gone])
-            current = session.write(learner, None)
+            current = session.withdraw(sorted(gone))
         store.write_fact(_FACT, json.dumps(facts))
     if current is not None:
         store.tidy(current)

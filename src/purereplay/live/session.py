@@ -143,6 +143,13 @@ class Session:
             current = self.write(learner, report)
         self.store.tidy(current)
 
+    def withdraw(self, positions: list[int]) -> Current | None:
+        """Take samples out of the memory within a transaction of the caller; returns the new learner file."""
+        if self.learner is None:
+            return None
+        self.learner.withdraw(torch.tensor(positions, dtype=torch.int64))
+        return self.write(self.learner, None)
+
     def write(self, learner: SPR, report: FilterReport | None) -> Current:
         """Save the learner and its decisions within a transaction of the caller."""
         return self.store.write_learner(learner.state(), self.taken, learner.purified.index, report)
