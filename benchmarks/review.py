@@ -2,6 +2,8 @@
 
     python benchmarks/review.py digits --out results/review     # docs/live.md's digits, reviewed with keys alone
     python benchmarks/review.py large --out results/review      # first page, next image and memory of the server
+    python benchmarks/review.py report --folder FOLDER --out results/review     # of the state that `large` left there
+    python benchmarks/review.py looks --state STATE --axe axe.min.js --out results/review   # pictures in docs/review
 
 The reviewer of `digits` is a script that reads the page and knows the true labels. It needs Chromium and playwright.
 """
@@ -315,9 +317,98 @@ async (key) => {
 """
 
 
+def report(folder: Path) -> dict[str, Any]:
+    """Measure the report of the large state: its size, and the time until it is drawn."""
+    call = [sys.executable, "-m", "purereplay.cli", "report", "--state", str(folder / "large"), "--images", "500"]
+    out = folder / "report.html"
+    began = time.perf_counter()
+    subprocess.run([*call, "--out", str(out), "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
+    making = time.perf_counter() - began
+    content = out.read_text()
+    opening = []
+    with browsing() as page:
+        page.problems.clear()
+        for _ in range(5):
+            began = time.perf_counter()
+            page.goto(out.resolve().as_uri())
+            page.wait_for_selector("#histogram-sampled svg rect")
+            opening.append(time.perf_counter() - began)
+        asked = [problem for problem in page.problems if not problem.startswith("request to file:")]
+    return {
+        "buffers": len(json.loads(content.partition('id="histograms">')[2].partition("</script>")[0])["buffers"]),
+        "gallery_images": content.count('src="data:image/'),
+        "megabytes": round(out.stat().st_size / 1e6, 2),
+        "seconds_to_write": round(making, 1),
+        "seconds_to_open": [round(s, 2) for s in opening],
+        "load_of_the_machine": [round(load, 1) for load in os.getloadavg()],
+        "console_errors_and_other_hosts": [p for p in asked if not p.startswith("request to data:")],
+    }
+
+
+# ---------------------------------------------------------------- looks and accessibility
+
+
+def looks(state: Path, axe: Path | None, pictures: Path) -> dict[str, Any]:
+    """Draw focus view, grid view and report, light and dark, wide and narrow; axe-core checks each of them."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, Any] = {}
+    pictures.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        copy, out = Path(name) / "digits", Path(name) / "report.html"
+        shutil.copytree(state, copy)
+        call = [sys.executable, "-m", "purereplay.cli", "report", "--state", str(copy), "--out", str(out)]
+        subprocess.run([*call, "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
+        server = Server("--state", copy, "--port", free_port())
+        with sync_playwright() as started:
+            browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+            for width, height in ((1280, 800), (390, 844)):
+                for scheme in ("light", "dark"):
+                    size = {"width": width, "height": height}
+                    context = browser.new_context(viewport=size, color_scheme=scheme, bypass_csp=True)
+                    page = context.new_page()
+                    page.goto(server.address)
+                    page.wait_for_function("() => document.getElementById('suggested-note').textContent.length > 30")
+                    page.wait_for_timeout(500)
+                    for view in ("focus", "grid", "help", "report"):
+                        if view == "grid":
+                            page.keyboard.press("g")
+                            page.wait_for_selector("#cells button img")
+                            page.keyboard.press("a")
+                            page.wait_for_timeout(500)
+                        elif view == "help":
+                            page.keyboard.press("?")
+                        elif view == "report":
+                            page.goto(out.as_uri())
+                            page.wait_for_selector("#histogram-sampled svg rect")
+                        key = f"{view}-{width}-{scheme}"
+                        if view != "help":
+                            page.screenshot(path=str(pictures / f"{key}.png"))
+                        wide = page.evaluate("document.documentElement.scrollWidth")
+                        found[key] = {"scrolls_sideways": wide > width, **_violations(page, axe)}
+                    context.close()
+            browser.close()
+        server.end()
+    return found
+
+
+def _violations(page: Any, axe: Path | None) -> dict[str, list[str]]:
+    """Return the rules that axe-core finds violated, by impact."""
+    if axe is None:
+        return {}
+    page.evaluate(axe.read_text() + "; 0")
+    rows = page.evaluate("axe.run().then((r) => r.violations.map((v) => [v.impact, v.id, v.nodes[0].html]))")
+    by_impact: dict[str, list[str]] = {impact: [] for impact in ("critical", "serious", "moderate", "minor")}
+    for impact, rule, node in rows:
+        by_impact[impact].append(f"{rule}: {node[:120]}")
+    return by_impact
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("digits", "large"))
+    parser.add_argument("part", choices=("digits", "large", "report", "looks"))
+    parser.add_argument("--state", type=Path, help="state of digits, for the pictures")
+    parser.add_argument("--axe", type=Path, help="file axe.min.js of the npm package axe-core")
     parser.add_argument("--out", type=Path, help="folder for one JSON file per part")
     parser.add_argument("--samples", type=int, default=100_000, help="of the large state")
     parser.add_argument("--decisions", type=int, default=800, help="on the large state")
@@ -329,6 +420,11 @@ def main() -> None:
         found: Any
         if arguments.part == "large":
             found = large(folder, arguments.samples, arguments.decisions)
+        elif arguments.part == "report":
+            found = report(folder)
+        elif arguments.part == "looks":
+            pictures = Path(__file__).parent.parent / "docs" / "review"
+            found = looks(arguments.state, arguments.axe, pictures)
         else:
             found = []
             for seed in map(int, arguments.seeds.split(",")):

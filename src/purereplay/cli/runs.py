@@ -126,7 +126,8 @@ def demo(
 ) -> None:
     """Run Pure Replay on 1,797 handwritten digits with 40 % wrong labels: about a minute, no download.
 
-    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream.
+    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream. In the end its images are learned into
+    a state, whose labels can be reviewed in the browser.
 
     Example:
 
@@ -145,6 +146,20 @@ def demo(
         settings = resolve(dataset="digits", learner=learner, preset_name="demo", seed=seed, device="cpu")
         _run(settings, path, resume=False)
     show_comparison(collect(list(learners), "accuracy"), "accuracy", out / "compared.png", follow=False)
+    _prepare_review(settings, out / f"review-{seed}")
+
+
+def _prepare_review(settings: RunSettings, folder: Path) -> None:
+    """Learn the images of a run, with their given labels, into a state, and name the command that reviews it."""
+    from purereplay.evaluate.preparation import write_list
+    from purereplay.live.learn import learn
+    from purereplay.live.settings import Wanted
+    from purereplay.report import live as report
+
+    state = folder / "state"
+    with report.learning(is_pipe=False, state=state) as observer:
+        learn(str(write_list(settings, folder)), state, Wanted(), device="cpu", observer=observer)
+    report.show_review(state)
 
 
 @app.command()

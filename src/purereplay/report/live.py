@@ -117,6 +117,12 @@ def show_learned(state: Path, done: LearnProgress) -> None:
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
 
 
+def show_review(state: Path) -> None:
+    """Name the command that reviews a state."""
+    command = f"`purereplay review --state {printable(str(state))}`"
+    out.print(f"see the labels of these images and set them right: {command}", markup=False)
+
+
 def show_refused(outcomes: list[Outcome]) -> None:
     """Name refused items on standard error, one per line."""
     for outcome in outcomes:

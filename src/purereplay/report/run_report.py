@@ -79,7 +79,7 @@ def _headline(groups: dict[str, list[Run]], paper: PaperValue) -> str:
         cells = [_cell(runs, measure) for measure in MEASURES]
         in_paper = "–" if theirs is None else f"{theirs:.1f}"
         rows.append((name, len(runs), *("–" if c is None else c.text() for c in cells), in_paper))
-    head = ("", "seeds", *(f"{words}, %" for words in MEASURES.values()), "accuracy in the paper, %")
+    head = ("runs", "seeds", *(f"{words}, %" for words in MEASURES.values()), "accuracy in the paper, %")
     note = "Mean ± standard deviation over seeds. Every number is that of the last state of a run."
     return page.headline(numbers) + page.section(
         "Measures", page.table(head, rows, range(1, len(head))), page.paragraph(note, soft=True)
@@ -115,7 +115,7 @@ def _forgetting(groups: dict[str, list[Run]]) -> str:
             rows.append((name, classes, percent(first), percent(last), f"{100 * (first - last):.1f}"))
     if not rows:
         return ""
-    head = ("", "classes of the task", "accuracy just after it", "at the end", "forgotten, points")
+    head = ("runs", "classes of the task", "accuracy just after it", "at the end", "forgotten, points")
     return page.details("Forgetting by task, first seed", page.table(head, rows, range(2, 5)))
 
 
@@ -174,7 +174,7 @@ def _times_section(groups: dict[str, list[Run]]) -> str:
     return page.section(
         "Time",
         page.picture(pictures.times_figure(seconds), "Seconds of training by phase, first seed"),
-        page.details("All runs", page.table(("run", "", "seed", "time", "hardware"), rows, (2, 3))),
+        page.details("All runs", page.table(("run", "settings", "seed", "time", "hardware"), rows, (2, 3))),
     )
 
 

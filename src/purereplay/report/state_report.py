@@ -206,7 +206,7 @@ def _facts_section(store: Store, facts: Status) -> str:
     rows = [*settings.items(), *options.items()]
     return page.section(
         "Settings and versions",
-        page.table(("", ""), [("size on disk", f"{facts['bytes'] / 2**20:,.1f} MiB"), *versions().items()]),
+        page.table(("fact", "value"), [("size on disk", f"{facts['bytes'] / 2**20:,.1f} MiB"), *versions().items()]),
         page.details("All settings", page.table(("setting", "value"), rows)),
     )
 

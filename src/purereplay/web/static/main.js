@@ -177,6 +177,8 @@ setInterval(async () => {
   }
 }, 3000);
 
+document.getElementById("filter-box").open = matchMedia("(min-width: 761px)").matches;
+
 async function begin() {
   const unsent = JSON.parse(sessionStorage.getItem("outbox") ?? "[]"); // a page that was reloaded while the server was away
   try {

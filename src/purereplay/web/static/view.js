@@ -57,7 +57,8 @@ function filters(state) {
     const buffers = Array.from({ length: state.buffers }, (_, i) => element("option", { value: String(i), textContent: String(i) }));
     $("filter-buffer").replaceChildren(any(), ...buffers);
   });
-  $("filters").hidden = state.view !== "focus";
+  $("filter-box").hidden = state.view !== "focus";
+  $("move").hidden = state.view !== "focus";
 }
 
 function focus(state) {
