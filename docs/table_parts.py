@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from purereplay.evaluate import records
 from purereplay.evaluate.compare import Cell
 from purereplay.paper import beside
 from purereplay.paper.numbers import Column as Noise
@@ -31,12 +32,7 @@ Lines = list[list[str]]  # the heading first
 # fields that older files lack
 MISSING: Result = {"judged_on": "test", "changed": {}, "robust": "none", "filter": "self-centered", "graphs": 5}
 CORRECTIONS: dict[str, Callable[[Result], Result]] = {  # of `changed`
-    # older than the field `changed`
-    "cifar10-symmetric-0.4-budget-0.02-small-stem/": lambda changed: {"stem": "small"},
-    "cifar10-symmetric-0.4-budget-0.02/restart": lambda changed: {"base_schedule": "restart"},
-    "mnist-symmetric-0.4-full-experts/": lambda changed: {"expert_epochs": 4000, "base_epochs": 300},
-    # `changed` compares with the defaults of its time: 0.00002 then, 0.0005 since
-    "cifar10-crs-rates": lambda changed: {"lr": 2e-5} | changed,
+    # `changed` compares with the default of its time, which was another
     "cifar10-baselines": lambda changed: {},
 }
 
@@ -50,7 +46,7 @@ def read_results(pattern: str) -> tuple[Result, ...]:
     return tuple(
         _completed(result, path.relative_to(RESULTS).as_posix())
         for path in paths
-        for result in (_read_live(path) if pattern.startswith("live/") else beside.read_results([path]))
+        for result in (_read_live(path) if pattern.startswith("live/") else records.read_results([path]))
     )
 
 

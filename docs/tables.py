@@ -94,6 +94,10 @@ def _width(judged_on: str, **changed: int) -> Runs:
     return Runs(files="digits-width.jsonl", where={"judged_on": judged_on, "changed": changed})
 
 
+def _pure(dataset: str, **changed: Any) -> Runs:
+    return Runs(files="pure-replay/validation.jsonl", where={"dataset": dataset, "changed": changed})
+
+
 def _preset_of_demo(row: Row) -> Runs:
     assert isinstance(row, Runs)
     return _width(row.where["judged_on"])
@@ -109,6 +113,12 @@ def _mnist_experts(measure: str) -> Runs:
     return Runs(files=" ".join(f"mnist-full/*-seed-{seed}.json" for seed in (1, 2, 3)), measure=measure)
 
 
+NO_CEILING = {"purified_ceiling": 1.0, "admission": "partitioned"}
+PURE_COLUMNS = {
+    f"{noise}: {head}": mean(measure, noise, spread=False)
+    for noise in (NOISES[1], NOISES[4])
+    for head, measure in (("accuracy", "accuracy"), ("AUROC", "auroc"), ("purity of P", "purity"))
+}
 WIDE = {"hidden": 256, "expert_epochs": 300, "base_epochs": 100}
 SHORT = {"expert_epochs": 300, "base_epochs": 100}
 LONG = {"expert_epochs": 600, "base_epochs": 200}
@@ -123,6 +133,9 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
         head="data, wrong labels",
         rows={
             **{f"MNIST, {noise} %": Runs(files=f"mnist-full/{noise.noise}-{noise.rate:g}-*.json") for noise in NOISES},
+            "MNIST, symmetric 40 %, Pure Replay": Runs(
+                files="pure-replay/mnist.jsonl", where={"noise": "symmetric", "noise_rate": 0.4}
+            ),
             "CIFAR-10, symmetric 40 %": Runs(files=CIFAR10_FULL),
             "digits, symmetric 40 % (the demo)": _width("test"),
         },
@@ -141,6 +154,51 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
     "presets": Names(head="preset", described=PRESETS),
     # docs/pure-replay.md
     "opinions": Opinions(file="opinions/cifar10.jsonl"),
+    "pure-mnist": Table(
+        head="MNIST, %",
+        rows={
+            "Pure Replay": Runs(files="pure-replay/mnist.jsonl"),
+            "SPR": Runs(files="mnist-full/*.json"),
+            "SPR, paper": Paper(dataset="mnist"),
+        },
+        columns=BY_NOISE,
+    ),
+    "pure-cifar10-validation": Table(
+        head="CIFAR-10, validation data, seed 11, %",
+        rows={
+            "Pure Replay": _pure("cifar10"),
+            "`purified_ceiling=0.25`": _pure("cifar10", purified_ceiling=0.25),
+            "without the ceiling": _pure("cifar10", **NO_CEILING),
+            "without the ceiling, `base_batch=500`": _pure("cifar10", **NO_CEILING, base_batch=500),
+            "without the ceiling, `base_epochs=8`": _pure("cifar10", **NO_CEILING, base_epochs=8),
+            **{
+                f"the same, `sharpening={s:g}`, `agreement={a:g}`": _pure(
+                    "cifar10", **NO_CEILING, base_epochs=8, sharpening=s, agreement=a
+                )
+                for s, a in ((0.5, 0.5), (0.2, 0.6), (0.0, 0.8), (0.8, 0.0))
+            },
+        },
+        columns=PURE_COLUMNS,
+    ),
+    "pure-mnist-validation": Table(
+        head="MNIST, validation data, seed 11, %",
+        rows={
+            "Pure Replay": _pure("mnist"),
+            "`base_batch=100`": _pure("mnist", base_batch=100),
+            "without the ceiling": _pure("mnist", **NO_CEILING),
+            "without the ceiling, `base_batch=100`": _pure("mnist", **NO_CEILING, base_batch=100),
+            "without the ceiling, `purified_weight=3`": _pure("mnist", **NO_CEILING, purified_weight=3.0),
+            "without the ceiling, `delayed_weight=0.3`": _pure("mnist", **NO_CEILING, delayed_weight=0.3),
+            "without the ceiling, `average=0.999`": _pure("mnist", **NO_CEILING, average=0.999),
+            "without the ceiling and NT-Xent": _pure("mnist", **NO_CEILING, contrastive_weight=0.0),
+            "without the ceiling, `base_epochs=60`, `lr=0.001`": _pure("mnist", **NO_CEILING, base_epochs=60, lr=0.001),
+            "without the ceiling, `crop_area=0.08`, `flip=0.5`": _pure("mnist", **NO_CEILING, crop_area=0.08, flip=0.5),
+        },
+        columns={
+            "symmetric 20": mean(noise=NOISES[0], spread=False),
+            "asymmetric 40": mean(noise=NOISES[4], spread=False),
+        },
+    ),
     # REPRODUCTION.md
     "verdicts": Verdicts(
         tables={

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from purereplay.data.catalogue import CIFAR100_SUPERCLASS, INFOS
-from purereplay.data.episodes import EPISODES, RECORDED, draw_classes, group, tasks_for
+from purereplay.data.episodes import EPISODES, RECORDED, draw_classes, group, tasks_for, tasks_version
 from purereplay.errors import UserError
 
 SYMMETRIC_A = ((7, 6), (2, 3), (0, 1), (5, 9), (8, 4))
@@ -14,8 +14,28 @@ SYMMETRIC_A = ((7, 6), (2, 3), (0, 1), (5, 9), (8, 4))
 @pytest.mark.parametrize("key", RECORDED)
 @pytest.mark.parametrize("episode", ["B", "C"])
 def test_recorded_episodes_are_drawn_again(key: tuple[str, str], episode: str) -> None:
+    if key[1] == "asymmetric":  # pairs stay together, their order is drawn
+        pairs = RECORDED[key]["A"]
+        order = draw_classes(*key, episode, n_classes=len(pairs))
+        assert RECORDED[key][episode] == tuple(pairs[i] for i in order)
+        return
     n_classes = INFOS[key[0]].n_classes
     assert RECORDED[key][episode] == group(draw_classes(*key, episode, n_classes=n_classes), 2)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_asymmetric_tasks_hold_the_pairs_of_episode_a(dataset: str) -> None:
+    pairs = {frozenset(task) for task in tasks_for(dataset, "asymmetric", "A")}
+    for episode in ("B", "C"):
+        assert {frozenset(task) for task in tasks_for(dataset, "asymmetric", episode)} == pairs
+    assert len({tasks_for(dataset, "asymmetric", episode) for episode in EPISODES}) == 3
+
+
+def test_tasks_that_changed_have_another_version() -> None:
+    assert tasks_version("mnist", "asymmetric", "B") == tasks_version("cifar100", "symmetric", "A") == 2
+    unchanged = [("mnist", "asymmetric", "A"), ("mnist", "symmetric", "B"), ("cifar100", "symmetric", "B")]
+    unchanged += [("cifar100", "superclass", "A"), ("cifar10n", "none", "A")]
+    assert {tasks_version(*key) for key in unchanged} == {1}
 
 
 @pytest.mark.parametrize(("dataset", "episode"), list(itertools.product(INFOS, EPISODES)))
@@ -51,12 +71,14 @@ def test_cifar100_tasks() -> None:
     for episode in EPISODES:
         for task in tasks_for("cifar100", "superclass", episode):
             assert len({CIFAR100_SUPERCLASS[c] for c in task}) == 1
-    assert tasks_for("cifar100", "symmetric", "A")[0] == (
-        36,
-        78,
-        72,
-        74,
-        34,
+    released = tasks_for("cifar100", "symmetric", "A")
+    assert released[0] == (65, 22, 46, 73, 61) and released[-1] == (89, 85, 64, 49, 52)
+    assert tasks_for("cifar100", "symmetric", "B")[0] == (
+        25,
+        52,
+        27,
+        84,
+        46,
     )  # recorded: a change of the draw must show
     assert tasks_for("cifar100n", "none", "B") == tasks_for("cifar100", "symmetric", "B")
 

@@ -11,8 +11,10 @@ from purereplay.cli.options import sweep_settings
 from purereplay.data.datasets import load, validation
 from purereplay.errors import UserError
 from purereplay.evaluate import experiment as experiments
+from purereplay.evaluate import running
 from purereplay.evaluate.estimate import count_steps, estimate
 from purereplay.evaluate.experiment import Experiment, prepare
+from purereplay.evaluate.identity import result_key, run_key
 from purereplay.evaluate.preparation import make_stream
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import FORMAT, RunSettings, on_device, resolve
@@ -45,7 +47,7 @@ def sweep_runs(out: Path, settings: dict[str, str] | None = None, **lists) -> di
     """The runs of `purereplay sweep` with these options."""
     usual = {"dataset": "digits", "noise": None, "noise_rate": "0.4", "episode": "A", "learner": "spr", "budget": "1"}
     usual |= {"preset": "demo", "seed": "1", "device": "cpu", "precision": "auto", "features_file": None}
-    usual |= {"validation": False, "robust": None, "filter_": None, "graphs": None}
+    usual |= {"validation": False, "evaluate": "tasks", "robust": None, "filter_": None, "graphs": None}
     return sweep_settings(out, usual | {"set_": [f"{k}={v}" for k, v in (settings or {}).items()]} | lists)
 
 
@@ -441,3 +443,21 @@ def test_validation_evaluates_on_training_data_that_is_not_in_the_stream(tmp_pat
 def test_nothing_is_held_out_where_the_truth_is_unknown():
     with pytest.raises(UserError, match="The true labels of digits are unknown"):
         validation(replace(load("digits"), true_labels=None))
+
+
+@pytest.mark.parametrize(
+    ("learner", "options"), [("gdumb", {"epochs": "3"}), ("spr", TINY | {"self_replay": "task-end"})]
+)
+def test_an_evaluation_at_the_end_gives_the_same_final_numbers(tmp_path, learner, options):
+    found = {}
+    for evaluate in ("tasks", "end"):
+        settings = resolve(
+            dataset="digits", preset_name="demo", learner=learner, overrides=options, device="cpu", evaluate=evaluate
+        )
+        found[evaluate] = running.run(settings, tmp_path / evaluate)
+    tasks, end = found["tasks"], found["end"]
+    assert len(tasks["accuracy_after_task"]) == 5 and len(end["accuracy_after_task"]) == 1
+    assert (end["accuracy"], end["class_accuracies"]) == (tasks["accuracy"], tasks["class_accuracies"])
+    assert end["forgetting"] is None and run_key(settings) == result_key(tasks)
+    phase = {"gdumb": "scratch", "spr": "finetune"}[learner]
+    assert end["steps"][phase] < tasks["steps"][phase] / 3

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from purereplay.evaluate.judge import Judge, forgetting, summary
+from purereplay.evaluate.judge import Judge, summary, transfer_measures
 from purereplay.learners.base import FilterReport
 
 
@@ -97,9 +97,31 @@ def test_accuracy_by_task_and_class_over_the_whole_test_set():
     assert line["class_accuracies"] == [0.5, 1.0, 0.0, 0.0]
 
 
-def test_forgetting_compares_just_learned_with_the_end():
-    assert forgetting([[0.9, 0, 0], [0.5, 0.8, 0], [0.4, 0.9, 0.7]]) == pytest.approx(((0.9 - 0.4) + (0.8 - 0.9)) / 2)
-    assert forgetting([[0.9]]) is None
+def test_forgetting_and_transfer_by_hand():
+    matrix = [[0.9, 0.2, 0.0], [0.95, 0.8, 0.1], [0.4, 0.9, 0.7]]
+    found = transfer_measures(matrix, 10)
+    assert found["accuracy_matrix"] == matrix
+    assert found["forgetting"] == pytest.approx(((0.9 - 0.4) + (0.8 - 0.9)) / 2)  # from just after the task
+    assert found["forgetting_max"] == pytest.approx(((0.95 - 0.4) + (0.8 - 0.9)) / 2)  # from the maximum over time
+    assert found["backward_transfer"] == -found["forgetting"]
+    assert found["forward_transfer"] == pytest.approx(((0.2 - 0.1) + (0.1 - 0.1)) / 2)  # against random guesses
+    without = transfer_measures([[None, 0.2], [None, 0.8]], 4)  # a task without test samples
+    assert without["forgetting"] is None and without["forward_transfer"] == pytest.approx(0.2 - 0.25)
+
+
+@pytest.mark.parametrize("matrix", [[[0.9]], [[0.9, 0.8, 0.7]]])
+def test_one_evaluation_at_the_end_has_no_forgetting(matrix):
+    found = transfer_measures(matrix, 10)
+    assert found.pop("accuracy_matrix") == matrix and set(found.values()) == {None}
+
+
+def test_average_incremental_accuracy_is_over_the_classes_seen_so_far():
+    first = judge(TRUE).task_line(0, Always([0, 1, 1, 1, 0, 0]))
+    last = judge(TRUE).task_line(1, Always([0, 1, 1, 1, 2, 0]))
+    assert first["seen_accuracy"] == 0.75 and last["seen_accuracy"] == last["accuracy"] == pytest.approx(4 / 6)
+    assert summary([first, last], 0.5, 0.5)["average_incremental_accuracy"] == pytest.approx((0.75 + 4 / 6) / 2)
+    former = [{k: v for k, v in line.items() if k != "seen_accuracy"} for line in (first, last)]
+    assert summary(former, 0.5, 0.5)["average_incremental_accuracy"] is None
 
 
 def test_summary_takes_the_last_state_and_weighs_what_passed():

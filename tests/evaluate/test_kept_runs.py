@@ -8,10 +8,10 @@ import pytest
 
 from purereplay.evaluate import running
 from purereplay.evaluate.compare import collect
+from purereplay.evaluate.records import read_results
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import changed_options
 from purereplay.learners.renamed import upgrade_names
-from purereplay.paper.beside import read_results
 
 KEPT = Path(__file__).parent.parent / "kept" / "0.1.0"
 EXPECTED = json.loads((KEPT / "expected.json").read_text())

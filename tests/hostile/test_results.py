@@ -17,8 +17,8 @@ from purereplay import cli
 from purereplay.cli import main
 from purereplay.errors import UserError
 from purereplay.evaluate import json_files
+from purereplay.evaluate.records import read_results
 from purereplay.evaluate.settings import resolve, to_json
-from purereplay.paper.beside import read_results
 from purereplay.report.plain import escaped, printable
 from purereplay.report.terminal import out as console
 

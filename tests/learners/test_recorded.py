@@ -30,7 +30,7 @@ SIZES = {
 TINY = SprSettings(**SIZES)
 LEARNERS = {
     "spr": (TINY, build_spr),
-    "pure-replay": (PureReplaySettings(**SIZES, features="projection"), build_pure_replay),
+    "pure-replay": (PureReplaySettings(**SIZES, features="projection", crop_area=0.25, flip=0.0), build_pure_replay),
 }
 
 

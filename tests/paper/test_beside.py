@@ -3,7 +3,8 @@ import json
 import pytest
 
 from purereplay.errors import UserError
-from purereplay.paper.beside import beside, cells_of, method_of, read_results
+from purereplay.evaluate.records import read_results
+from purereplay.paper.beside import beside, cells_of
 from purereplay.paper.numbers import Column, paper_table
 
 
@@ -22,36 +23,95 @@ def test_every_table_of_the_paper_is_there():
         paper_table("nonsense", "mnist")
 
 
+def rows(run: dict, table: str, dataset: str = "mnist") -> list[str]:
+    """Names of the rows that a run fills."""
+    return [method for method, _ in cells_of(paper_table(table, dataset), [run])]
+
+
 @pytest.mark.parametrize(
-    ("run", "name"),
+    ("run", "names"),
     [
-        (result("crs", robust="none"), "CRS"),
-        (result("crs", robust="jocor"), "CRS + JoCoR"),
-        (result("gdumb", robust="pencil"), "GDumb + Pencil"),
-        (result("multitask", robust="none", noise="none", noise_rate=0.0), "Multitask (clean)"),
-        (result("self-centered-filter"), "Self-Centered filter"),
-        (result("spr", graphs=20), None),  # not the paper's SPR
-        (result("spr", filter="aum"), None),
+        (result("crs", robust="none"), ["CRS"]),
+        (result("crs", robust="jocor"), ["CRS + JoCoR"]),
+        (result("gdumb", robust="pencil"), ["GDumb + Pencil"]),
+        (result("multitask", robust="none", noise="none", noise_rate=0.0), ["Multitask (clean)"]),
+        (result("self-centered-filter"), ["Self-Centered filter"]),
+        (result("spr", graphs=20), []),  # not the paper's SPR
+        (result("spr", filter="aum"), []),
+        (result("crs", robust="none", changed={"rate": 2e-5}), ["CRS"]),  # the default, under a former name
+        (result("crs", robust="none", options={"a setting of later": 1}), []),
+        (result("no-such-learner"), []),
     ],
 )
-def test_runs_are_known_by_the_papers_names(run, name):
-    assert method_of(run, paper_table("overall_accuracy", "mnist")) == name
+def test_runs_are_known_by_the_papers_names(run, names):
+    assert rows(run, "overall_accuracy") == names
 
 
 @pytest.mark.parametrize(
     ("run", "e5", "e20"),
     [
-        (result("self-centered-filter", filter="aum"), "AUM", "AUM"),
-        (result("spr", filter="incv"), "INCV", "INCV"),
-        (result("self-centered-filter", graphs=0), "Non-stochastic", "Non-stochastic"),
-        (result("spr"), "SPR", None),
-        (result("self-centered-filter", graphs=20), None, "SPR"),
-        (result("crs", robust="none"), None, None),
+        (result("self-centered-filter", filter="aum"), ["AUM"], ["AUM"]),
+        (result("spr", filter="incv"), ["INCV"], ["INCV"]),
+        (result("self-centered-filter", graphs=0), ["Non-stochastic"], ["Non-stochastic"]),
+        (result("spr"), ["SPR"], []),
+        (result("self-centered-filter", graphs=20), [], ["SPR"]),
+        (result("crs", robust="none"), [], []),
     ],
 )
 def test_filters_are_known_by_the_papers_names(run, e5, e20):
-    assert method_of(run, paper_table("filtering_e5", "mnist")) == e5
-    assert method_of(run, paper_table("filtering_e20", "mnist")) == e20
+    assert rows(run, "filtering_e5") == e5
+    assert rows(run, "filtering_e20") == e20
+
+
+def buffers(size: int) -> dict:
+    return {"delayed_size": size, "purified_size": size, "expert_batch": size, "base_batch": size}
+
+
+@pytest.mark.parametrize(
+    ("run", "table", "names"),
+    [
+        (result("gdumb", robust="l2r"), "half_buffer", []),  # a memory of 300
+        (result("gdumb", robust="l2r", changed={"memory_size": 150}), "half_buffer", ["GDumb + L2R"]),
+        (result("gdumb", robust="l2r", changed={"memory_size": 600}), "double_buffer", ["GDumb + L2R"]),
+        (result("spr", changed=buffers(150)), "half_buffer", ["SPR"]),
+        (result("spr"), "half_buffer", []),
+        (result("spr"), "double_buffer", ["SPR"]),  # the paper doubles the memory of the others only
+        (result("spr", noise="none", noise_rate=0, changed=buffers(500)), "noise_free", ["SPR"]),
+        (result("spr", noise="none", noise_rate=0), "noise_free", []),
+        (result("spr"), "self_replay_delayed_buffer", ["SR with DB"]),
+        (result("spr", changed={"replay": "purified"}), "self_replay_delayed_buffer", ["SR without DB"]),
+        (result("multitask", robust="none"), "episode_b", ["Multitask"]),  # the order of tasks is of no importance
+        (result("spr"), "episode_b", []),
+        (result("spr", episode="B"), "episode_b", ["SPR"]),
+    ],
+)
+def test_tables_with_other_sizes_and_rows(run, table, names):
+    assert rows(run, table) == names
+
+
+def test_tables_of_other_datasets():
+    real = {"dataset": "webvision14", "noise": "none", "noise_rate": 0.0}
+    assert rows(result("multitask", robust="none", **real), "overall_accuracy", "webvision14") == ["Multitask"]
+    assert paper_table("overall_accuracy", "webvision").columns == [Column("none", 0.0, "real noise")]
+    by_class = [0.0] * 14
+    by_class[1], by_class[6] = 0.5, 0.25  # cash machine, cinema
+    cells = cells_of(
+        paper_table("webvision_classes", "webvision14"), [result("spr", class_accuracies=by_class, **real)]
+    )
+    assert {column.name: cell.mean for (_, column), cell in cells.items()} == {
+        "Cinema": 25.0,
+        "Spiral": 0.0,
+        "ATM": 50.0,
+        "Frog": 0.0,
+    }
+    aum = result("spr", dataset="cifar100", noise="superclass", filter="aum")
+    assert rows(aum, "cifar100_filtering", "cifar100") == ["AUM"]
+
+
+def test_a_stream_that_changed_does_not_count_any_more():
+    run = result("spr", episode="B", noise="asymmetric")
+    assert rows(run, "episode_b") == []  # of version 0.1.0, whose tasks split the pairs
+    assert rows(run | {"numbers_version": 2}, "episode_b") == ["SPR"]
 
 
 def test_only_runs_of_the_tables_kind_are_beside_the_paper():
@@ -91,9 +151,13 @@ def test_cells_are_means_over_seeds_with_a_verdict():
 def test_results_are_read_from_files(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(result("spr")))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(result("crs", seed=s)) + "\n" for s in (1, 2)))
-    assert len(read_results([tmp_path / "a.json", tmp_path / "b.jsonl", tmp_path])) == 3
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    assert len(read_results([tmp_path / "a.json", tmp_path / "b.jsonl"])) == len(read_results([tmp_path])) == 3
     with pytest.raises(UserError, match=r"None of these holds a finished run\."):
-        read_results([tmp_path])
+        read_results([tmp_path / "empty"])
+    with pytest.raises(UserError, match=r"other\.json holds no result of a run: learner is missing\."):
+        read_results([tmp_path / "other.json"])
     (tmp_path / "c.json").write_text("{")
     with pytest.raises(UserError, match=r"c\.json holds no results"):
         read_results([tmp_path / "c.json"])

@@ -217,8 +217,13 @@ def _check_form(form: str, *known: str) -> None:
 
 @app.command("filter")
 def filter_(
-    features: Annotated[Path, typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet.")],
-    out: Annotated[Path, typer.Option(help="File for the scores: .csv or .parquet.")],
+    features: Annotated[
+        Path,
+        typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet; or a folder of .parquet."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="File for the scores: .csv or .parquet. With --cluster: a folder that does not exist.")
+    ],
     columns: Annotated[
         str | None,
         typer.Option(
@@ -242,6 +247,13 @@ def filter_(
         bool, typer.Option("--keep-small", help="Give classes of fewer than 4 samples 0.5 instead of 0.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="Number of threads. (default: all cores, at most 8)")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Filter a folder of parquet files on a Ray cluster: ray starts one on this machine, ray=ADDRESS joins "
+            "one. (default: in this process)"
+        ),
+    ] = None,
 ) -> None:
     """Score the labels of samples by your own features: a clean probability per sample, high = clean.
 
@@ -254,12 +266,17 @@ def filter_(
         purereplay filter features.npz --out scores.csv
 
         purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
+
+        purereplay filter features --cluster ray=ADDRESS --out scores
     """
     from purereplay.purify.filter import SelfCenteredFilter
-    from purereplay.report.filtering import filter_file
+    from purereplay.report.filtering import filter_file, filter_folder
 
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
         n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
     )
+    if cluster is not None:
+        filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)
+        return
     filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)

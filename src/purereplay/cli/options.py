@@ -60,11 +60,26 @@ Validation = Annotated[
         "for choosing settings.",
     ),
 ]
+Evaluate = Annotated[
+    str,
+    typer.Option(
+        help="tasks: evaluate after each task; end: at the end only, with the same final numbers. GDumb is then as "
+        "many times faster as there are tasks."
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="Compute on a Ray cluster: ray starts one on this machine, ray=ADDRESS joins one. "
+        "(default: in this process)"
+    ),
+]
 _SINGLE = (
     "device",
     "precision",
     "features_file",
     "validation",
+    "evaluate",
     "set_",
 )  # options that `sweep` takes once, not as lists
 
@@ -85,6 +100,7 @@ def run_settings(
     graphs: Graphs = None,
     features_file: FeaturesFile = None,
     validation: Validation = False,
+    evaluate: Evaluate = "tasks",
     set_: SetOption = None,
 ) -> Any:
     """Return the settings of the run that the options describe."""
@@ -105,6 +121,7 @@ def run_settings(
         precision=precision,
         features_file=features_file,
         validation=validation,
+        evaluate=evaluate,
     )
 
 
@@ -185,7 +202,13 @@ def takes_lists_of_run_options(command: Callable[..., None]) -> Callable[..., No
     """Give a command the options of `run_settings` as comma-separated lists; its argument `runs` is their result."""
 
     def called(values: dict[str, Any], shared: dict[str, Any]) -> None:
-        command(runs=sweep_settings(values["out"], shared), **values)
+        elsewhere = values.get("cluster") is not None and shared["device"] == "cuda"  # this machine may have no GPU
+        runs = sweep_settings(values["out"], shared | ({"device": "cpu"} if elsewhere else {}))
+        if elsewhere:
+            from purereplay.evaluate.ray_cluster import on_gpus
+
+            runs = {path: on_gpus(settings) for path, settings in runs.items()}
+        command(runs=runs, **values)
 
     return _with_options(command, called, lists=True)
 

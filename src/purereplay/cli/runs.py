@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purereplay.cli.app import Log, Seed, app
-from purereplay.cli.options import Dataset, takes_lists_of_run_options, takes_run_options
+from purereplay.cli.options import Cluster, Dataset, takes_lists_of_run_options, takes_run_options
+from purereplay.errors import UserError
 from purereplay.learners.registry import names
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ def resume(
 def sweep(
     runs: dict[Path, RunSettings],
     out: Annotated[Path, typer.Option(help="Folder that gets one run folder per combination.")],
+    group_size: Annotated[
+        int | None,
+        typer.Option(help="Runs that train in lockstep. (default: all of them; 20 on a cluster)"),
+    ] = None,
+    cluster: Cluster = None,
     log: Log = None,
 ) -> None:
     """Run every combination of lists; networks of one shape are trained side by side.
@@ -88,7 +94,8 @@ def sweep(
     Options take comma-separated lists. A noise may have its own rate, as in symmetric:0.4,asymmetric:0.2. A setting may
     concern one learner only, as in --set gdumb.epochs=50.
 
-    The same command continues a sweep that was stopped. On CUDA with bf16 the runs of an mlp have the same bits as when
+    The same command continues a sweep that was stopped, also on a cluster. A group of runs is one task of the cluster.
+    On CUDA with bf16 the runs of an mlp have the same bits as when
     run alone; otherwise results side by side equal those of single runs up to rounding.
 
     Examples:
@@ -100,18 +107,25 @@ def sweep(
         purereplay sweep --preset demo --graphs none,5,20 --seed 1,2,3 --out runs/graphs
 
         purereplay sweep --dataset mnist --learner crs,gdumb --robust none,sl,jocor --seed 1,2,3 --out runs/baselines
+
+        purereplay sweep --preset demo --seed 1,2,3,4 --cluster ray --group-size 2 --out runs/cluster
     """
     from purereplay.evaluate import running
+    from purereplay.evaluate.executors import execute_sweep
     from purereplay.nets.engine import flush_denormals
     from purereplay.report import runs as report
     from purereplay.report.progress import run_bars
     from purereplay.report.terminal import out as console
 
+    if group_size is not None and group_size < 1:
+        raise UserError("--group-size must be at least 1.")
+    if log is not None and cluster is not None:
+        raise UserError("--log does not work with --cluster: leave one of them out.")
     n_left = len(running.unfinished_runs(runs))
     console.print(f"{len(runs)} runs, {len(runs) - n_left} of them already finished")
     flush_denormals()
     with run_bars(report.announce, log) as observer:
-        outcome = running.sweep(runs, observer)
+        outcome = execute_sweep(runs, out, observer, group_size=group_size, cluster=cluster)
     report.show_sweep(outcome)
     if outcome.failure is not None:
         raise outcome.failure

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from purereplay.errors import UserError
+from purereplay.evaluate.identity import settings_of
+from purereplay.evaluate.records import Result, results_in
 from purereplay.evaluate.results import RunDirectory, file_exists
 from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.settings import takes_budget
@@ -18,7 +20,11 @@ MEASURES = {  # in result.json: in words
     "purity": "purity of the memory",
     "filtered_noise": "filtered noise",
     "auroc": "AUROC of the clean probability",
+    "average_incremental_accuracy": "average incremental accuracy",
     "forgetting": "forgetting",
+    "forgetting_max": "forgetting from the maximum",
+    "backward_transfer": "backward transfer",
+    "forward_transfer": "forward transfer",
 }
 
 
@@ -45,24 +51,36 @@ Cells = dict[tuple[str, str], Cell]  # by learner and by data
 
 
 def collect(paths: list[Path], measure: str) -> Cells:
-    """Return a measure of the finished runs among the folders."""
+    """Return a measure of the finished runs in folders of runs, stores and files of results."""
     if measure not in MEASURES:
         raise UserError(f"The measure {measure!r} is unknown: choose one of {', '.join(MEASURES)}.")
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    n_finished = 0
-    for path in paths:
-        if not file_exists(path / "result.json"):
-            continue
-        directory, settings = RunDirectory.open(path)
-        value = (directory.result() or {}).get(measure)
-        n_finished += 1
+    finished = finished_runs(paths)
+    for settings, result in finished:
+        value = result.get(measure)
         if value is not None:
-            values[describe_learner(settings), describe_data(settings)][settings.seed] = 100 * value
-    if not n_finished:
-        raise UserError("None of these folders holds a finished run.")
+            values[describe_learner(settings), describe_data(settings)].setdefault(settings.seed, 100 * value)
+    if not finished:
+        raise UserError("None of these holds a finished run.")
     if not values:
         raise UserError(f"None of these runs has measured its {MEASURES[measure]}.")
     return {key: Cell(list(by_seed.values())) for key, by_seed in values.items()}
+
+
+def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
+    """Return the finished runs in folders of runs, stores and files of results, with their settings.
+
+    Results of learners or settings that this version does not have are left out.
+    """
+    found: list[tuple[RunSettings, Result]] = []
+    for path in paths:
+        if file_exists(path / "settings.json"):
+            directory, settings = RunDirectory.open(path)
+            result = directory.result()
+            found += [] if result is None else [(settings, result)]
+            continue
+        found += [(own, result) for result in results_in(path) if (own := settings_of(result)) is not None]
+    return found
 
 
 def describe_learner(settings: RunSettings) -> str:

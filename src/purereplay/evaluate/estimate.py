@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
 from purereplay.data.batch import Batch
+from purereplay.data.catalogue import info_for
 from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners import registry
 from purereplay.learners.base import Learner, Report, Workload
+from purereplay.learners.networks import make_backbone
+from purereplay.learners.settings import NetworkSettings
 from purereplay.nets.engine import Engine, equal_share
 from purereplay.nets.jobs import Asks, Job, ListedJob, Result, Trained
-from purereplay.nets.networks import State, is_trained
+from purereplay.nets.networks import Head, Network, State, is_trained
 
 _SAMPLE_BUFFERS = 6  # about half of a random buffer passes the filter, so P is full by then
 
@@ -34,6 +38,36 @@ class Estimate(NamedTuple):
 def count_steps(settings: RunSettings, task_ends: tuple[int, ...]) -> Workload:
     """Count the training steps of a stream whose tasks end at these positions."""
     return registry.entry(settings.learner).count_steps(settings.options, task_ends)
+
+
+def memory_of(settings: RunSettings) -> int:
+    """Return the approximate bytes of a run's largest network in training, by its settings alone.
+
+    As `network_bytes`, for batches and buffers of full size; nothing is loaded or built.
+    """
+    info, options = info_for(settings.dataset), settings.options
+    head = Head(getattr(options, "projection_size", info.n_classes))
+    network = Network(make_backbone(cast(NetworkSettings, options), info.shape), head, info.mean, info.std)
+    with torch.device("meta"):
+        weights = sum(t.numel() for t in network.init(0).values())
+    image = math.prod(info.shape)
+    steps = count_steps(settings, (info.n_train,)).steps
+
+    def size(*names: str) -> int:
+        return sum(getattr(options, name, 0) for name in names)
+
+    needed = []
+    for phase in steps:
+        if phase in ("expert", "base"):
+            views, held = 2 * size(f"{phase}_batch"), size("delayed_size", "purified_size")
+            interpolation = info.shape[-1] ** 2 + info.shape[-2] ** 2
+            work = views * (network.activation_floats() + 6 * image + 3 * interpolation + 4 * views)
+        else:
+            batch = size("finetune_batch") or size("batch_size", "replay_size")
+            held = size("memory_size", "purified_size") or info.n_train
+            work = batch * (network.activation_floats() + image)
+        needed.append(4 * (4 * weights + held * image + work))
+    return max(needed)
 
 
 def estimate(settings: RunSettings, learner: Learner[Report], task_ends: tuple[int, ...]) -> Estimate:

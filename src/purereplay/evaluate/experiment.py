@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 
 import purereplay
 from purereplay.data.datasets import Dataset
+from purereplay.data.episodes import tasks_version
 from purereplay.data.forms import Limits
 from purereplay.data.streams import Stream
 from purereplay.errors import Interrupted, UserError
@@ -86,6 +87,7 @@ class Experiment:
         except Interrupted:
             self._save()
             raise
+        self._record_memory()
         result = self._result()
         self._save()
         self.run.finish(result)
@@ -98,14 +100,15 @@ class Experiment:
         if learner.pending:
             report = yield from learner.work()
             return {} if report is None else self.judge.buffer_line(report)
-        to_evaluate = range(len(ends))[-1:] if learner.is_offline else range(len(ends))
-        task = to_evaluate[n_evaluated] if n_evaluated < len(to_evaluate) else None
-        if task is not None and self.position >= ends[task] and (self.finished or task < len(ends) - 1):
-            if learner.wants_task_ends and self.n_ended == task:
-                learner.end_task()
-                self.n_ended += 1
-                return {}
-            return self.judge.task_line(task, (yield from learner.classify()))
+        n_ended = sum(self.position >= end for end in ends[:-1]) + (self.finished and self.position >= ends[-1])
+        if learner.wants_task_ends and self.n_ended < n_ended:
+            learner.end_task()
+            self.n_ended += 1
+            return {}
+        only_end = learner.is_offline or self.settings.evaluate == "end"
+        to_evaluate = range(len(ends))[-1:] if only_end else range(len(ends))
+        if n_evaluated < len(to_evaluate) and to_evaluate[n_evaluated] < n_ended:
+            return self.judge.task_line(to_evaluate[n_evaluated], (yield from learner.classify()))
         if self.position < len(self.stream):
             wanted = learner.appetite(self.settings.lookahead)
             stop = min(self.position + wanted, next(end for end in ends if end > self.position))
@@ -117,6 +120,12 @@ class Experiment:
             self.finished = True
             return {}
         return None
+
+    def _record_memory(self) -> None:
+        """Append the samples held at the end to metrics.jsonl; an offline learner holds the whole stream."""
+        recorded = any(line["event"] == "memory" for line in self.run.lines)  # before a kill
+        if not recorded and not self.learner.is_offline:
+            self.run.record({"event": "memory", "index": self.learner.held_index().tolist()})
 
     def _maybe_save(self) -> None:
         cost, since = self._save_cost, time.perf_counter() - self._saved_at
@@ -202,6 +211,9 @@ class Experiment:
             "episode": s.episode,
             "learner": s.learner,
             **_named_options(s),
+            "options": asdict(s.options),
+            "features_digest": self.data_digests[FEATURES],
+            "numbers_version": tasks_version(s.dataset, s.noise, s.episode),
             "preset": s.preset,
             "budget": s.budget,
             "seed": s.seed,

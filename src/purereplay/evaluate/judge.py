@@ -1,4 +1,4 @@
-"""The judge: the only place that knows true labels. Accuracy, purity, filtered noise and forgetting.
+"""The judge: the only place that knows true labels. Accuracy, purity, filtered noise, forgetting and transfer.
 
 All shares are in [0, 1]. A measure that depends on unknown true labels is None.
 """
@@ -94,6 +94,7 @@ class Judge:
             "task": task,
             "classes": list(self.tasks[task]),
             "accuracy": float(right.double().mean()),
+            "seen_accuracy": self._share(right, tuple(c for seen in self.tasks[: task + 1] for c in seen)),
             "task_accuracies": [self._share(right, classes) for classes in self.tasks],
             "class_accuracies": [self._share(right, (c,)) for c in range(int(self.test_labels.max()) + 1)],
         }
@@ -115,7 +116,8 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
         "accuracy_after_task": [line["accuracy"] for line in tasks],
         "task_accuracies": final["task_accuracies"],
         "class_accuracies": final["class_accuracies"],
-        "forgetting": forgetting([line["task_accuracies"] for line in tasks]),
+        **transfer_measures([line["task_accuracies"] for line in tasks], len(final["class_accuracies"])),
+        "average_incremental_accuracy": _mean([line.get("seen_accuracy") for line in tasks]),
         "purity": purity,
         "filtered_noise": last.get("filtered_noise"),
         "filtered_noise_of_nominal": nominal,  # differs if only some classes have noise
@@ -128,17 +130,43 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
     }
 
 
-def forgetting(accuracies: list[list[float | None]]) -> float | None:
-    """Return the mean over all tasks but the last of (accuracy just after the task − accuracy at the end).
+def transfer_measures(matrix: list[list[float | None]], n_classes: int) -> Line:
+    """Return the matrix of accuracies and the measures of forgetting and transfer; `matrix[i][j]`: task j after task i.
 
-    `accuracies[i][j]` is the accuracy on task j after task i.
+    forgetting         mean over all tasks but the last of (accuracy just after the task − accuracy at the end)
+    forgetting_max     the same with the maximum over time instead of the accuracy just after the task (Chaudhry 2018)
+    backward_transfer  mean over all tasks but the last of (accuracy at the end − accuracy just after the task)
+    forward_transfer   mean over all tasks but the first of (accuracy just before the task − 1 / number of classes)
+    A learner that is evaluated once, at the end, has none of them.
     """
-    falls = [
-        learned - kept
-        for j in range(len(accuracies) - 1)
-        if (learned := accuracies[j][j]) is not None and (kept := accuracies[-1][j]) is not None
-    ]
-    return float(np.mean(falls)) if falls else None
+    n = len(matrix)
+    if n < 2 or n != len(matrix[0]):
+        return {"accuracy_matrix": matrix} | dict.fromkeys(_TRANSFER)
+    end = matrix[-1]
+    falls = _mean([_fall(matrix[j][j], end[j]) for j in range(n - 1)])
+    known = [[value for row in matrix[:-1] if (value := row[j]) is not None] for j in range(n - 1)]
+    highest = [max(values) if values else None for values in known]
+    before = [None if (value := matrix[j - 1][j]) is None else value - 1 / n_classes for j in range(1, n)]
+    return {
+        "accuracy_matrix": matrix,
+        "forgetting": falls,
+        "forgetting_max": _mean([_fall(high, end[j]) for j, high in enumerate(highest)]),
+        "backward_transfer": None if falls is None else -falls,
+        "forward_transfer": _mean(before),
+    }
+
+
+_TRANSFER = ("forgetting", "forgetting_max", "backward_transfer", "forward_transfer")
+
+
+def _fall(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else before - after
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _mean_passed_noise(buffers: list[Line]) -> float | None:
@@ -150,5 +178,4 @@ def _mean_passed_noise(buffers: list[Line]) -> float | None:
 
 def _mean_auroc(buffers: list[Line]) -> float | None:
     """Return the mean over the buffers for which it is known; earlier versions did not record it."""
-    known = [line["auroc"] for line in buffers if line.get("auroc") is not None]
-    return float(np.mean(known)) if known else None
+    return _mean([line.get("auroc") for line in buffers])

@@ -11,6 +11,7 @@ from purereplay.evaluate.kinds import (
     NUMBER,
     OBJECT,
     POSITIVE,
+    POSITIVE_COUNT,
     SHARE,
     TEXT,
     WHOLE,
@@ -36,6 +37,9 @@ RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
     "graphs": either(WHOLE, TEXT),
     "robust": TEXT,
     "changed": OBJECT,
+    "options": OBJECT,
+    "features_digest": or_null(TEXT),
+    "numbers_version": POSITIVE_COUNT,
     "preset": TEXT,
     "budget": POSITIVE,
     "seed": WHOLE,
@@ -44,7 +48,12 @@ RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
     "accuracy_after_task": list_of(SHARE),
     "task_accuracies": _SHARES,
     "class_accuracies": _SHARES,
+    "accuracy_matrix": list_of(_SHARES),
+    "average_incremental_accuracy": _UNKNOWN_SHARE,
     "forgetting": or_null(AT_MOST_ONE),
+    "forgetting_max": or_null(AT_MOST_ONE),
+    "backward_transfer": or_null(AT_MOST_ONE),
+    "forward_transfer": or_null(AT_MOST_ONE),
     "purity": _UNKNOWN_SHARE,
     "filtered_noise": or_null(AT_MOST_ONE),
     "filtered_noise_of_nominal": or_null(AT_MOST_ONE),
@@ -62,7 +71,7 @@ RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
     "digest": TEXT,  # of all other values; see `results.result_digest`
 }
 
-_ADDED = {"auroc"}  # values that lines of earlier versions lack
+_ADDED = {"auroc", "seen_accuracy"}  # values that lines of earlier versions lack
 _LINES: dict[str, dict[str, Kind]] = {  # by event
     "buffer": {
         "buffer": COUNT,
@@ -81,9 +90,11 @@ _LINES: dict[str, dict[str, Kind]] = {  # by event
         "task": COUNT,
         "classes": list_of(WHOLE),
         "accuracy": SHARE,
+        "seen_accuracy": _UNKNOWN_SHARE,
         "task_accuracies": _SHARES,
         "class_accuracies": _SHARES,
     },
+    "memory": {"index": list_of(COUNT)},  # samples held at the end
 }
 
 

@@ -95,6 +95,11 @@ def data_digests(dataset: Dataset, features: torch.Tensor | None) -> dict[str, s
     return _digests[dataset] | {FEATURES: None if features is None else _former_digest(features)}
 
 
+def features_digest(path: Path) -> str:
+    """Return the digest of a file of the user's own features, as in a run's result."""
+    return _former_digest(torch.from_numpy(read_rows(path)))
+
+
 def _digest(values: NDArray[Any] | None) -> str | None:
     """Return a digest of an array's kind, shape and contents."""
     if values is None:

@@ -166,6 +166,12 @@ class RunDirectory:
         check_result(values, path, needed)
         return {name: value for name, value in values.items() if name != "digest"}
 
+    def drop_checkpoints(self) -> None:
+        """Delete the checkpoints of a finished run, which are many times as large as all other files."""
+        self.refuse_links()
+        for path in self._checkpoints.glob("checkpoint-*"):
+            self.own.remove(path.relative_to(self.path).as_posix())
+
     def remove(self) -> None:
         """Delete the run's own files, its settings last; other files in the folder stay."""
         self.refuse_links()

@@ -43,6 +43,12 @@ class Observer:
     def measured(self, experiment: Experiment, line: Line) -> None:
         """A run appended a line to metrics.jsonl."""
 
+    def grouped(self, done: int, total: int) -> None:
+        """A group of runs is done."""
+
+    def waiting(self) -> None:
+        """Runs are computed elsewhere; called a few times a second, and may raise Interrupted to stop."""
+
 
 class SweepOutcome(NamedTuple):
     """The results of a sweep."""
@@ -70,6 +76,11 @@ def sweep(runs: Mapping[Path, RunSettings], observer: Observer | None = None) ->
         raise
     except UserError as error:  # of one run; the others continued
         failure = error
+    return swept(runs, failure)
+
+
+def swept(runs: Mapping[Path, RunSettings], failure: UserError | None) -> SweepOutcome:
+    """Return the results of runs that were computed, here or elsewhere."""
     return SweepOutcome({path: RunDirectory(path).result() for path in runs}, failure)
 
 

@@ -31,6 +31,7 @@ from purereplay.learners.settings import resolve as resolve_options
 from purereplay.nets.device import Precision, pick_device, pick_precision
 
 FORMAT = 5  # of the run directory
+EVALUATIONS = ("tasks", "end")
 _KINDS: dict[str, Kind] = {  # of the values in settings.json
     "dataset": TEXT,
     "noise": TEXT,
@@ -43,6 +44,7 @@ _KINDS: dict[str, Kind] = {  # of the values in settings.json
     "device": one_of("cpu", "cuda"),
     "precision": one_of(*get_args(Precision)),
     "validation": FLAG,
+    "evaluate": one_of(*EVALUATIONS),
     "features_file": or_null(TEXT),
     "lookahead": POSITIVE_COUNT,
     "options": OBJECT,
@@ -65,6 +67,7 @@ class RunSettings:
     device: str  # "cpu", "cuda"
     precision: Precision  # of matrix products in training
     validation: bool  # evaluate on held-out training data instead of the test set
+    evaluate: str  # "tasks": after each task; "end": at the end only, which gives the same final numbers
     features_file: str | None  # file of features that the filter compares, instead of an expert's
     lookahead: int  # full delayed buffers taken at once; their experts may train side by side
     options: Settings  # of the learner; preset, dataset, budget and --set are included
@@ -83,6 +86,7 @@ def resolve(
     device: str = "auto",
     precision: str = "auto",
     validation: bool = False,
+    evaluate: str = "tasks",
     features_file: str | None = None,
     overrides: dict[str, str] | None = None,
 ) -> RunSettings:
@@ -92,6 +96,8 @@ def resolve(
         noise = "none" if info.noisy else "symmetric"
     noise_rate = 0.0 if noise == "none" else noise_rate
     _check_stream(info, noise, noise_rate, episode)
+    if evaluate not in EVALUATIONS:
+        raise UserError(f"A run is evaluated after all tasks or at the end: use tasks or end, not {evaluate!r}.")
     chosen = _chosen_options(entry, overrides or {}, features_file)
     facts = DataFacts(
         image_shape=info.shape,
@@ -111,6 +117,7 @@ def resolve(
         device=used_device,
         precision=pick_precision(precision, used_device),
         validation=validation,
+        evaluate=evaluate,
         features_file=features_file,
         lookahead=64 if used_device == "cuda" else 8,
         options=resolve_options(entry.settings, chosen, facts, preset=preset_name, budget=budget),
@@ -205,6 +212,7 @@ def read_settings(values: dict[str, Any]) -> RunSettings:
         values = _upgrade_run(values)
     if values.get("format") != FORMAT:
         raise UserError(f"The run has format {values.get('format')!r}, this version reads format {FORMAT}.")
+    values = {"evaluate": "tasks"} | values  # a setting of later versions
     names = {f.name for f in fields(RunSettings)}
     if set(values) != names | {"format"}:
         raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ (names | {'format'})))}.")

@@ -116,6 +116,10 @@ class Learner(ABC, Generic[ReportT]):
         """
         return copy.deepcopy(self, {id(self.engine): self.engine})
 
+    def held_index(self) -> Tensor:
+        """Return the indices of the samples in P, or in the memory: int64 (m,)."""
+        return torch.empty(0, dtype=torch.int64)
+
     @abstractmethod
     def finish(self) -> None:
         """End the stream: samples still held back become pending or are dropped."""

@@ -1,7 +1,7 @@
 """Pure Replay: Self-Purified Replay in which the labels that pass the filter also teach.
 
 Everything of Self-Purified Replay stays: the delayed buffer D, the Self-Centered filter, the purified buffer P and
-NT-Xent on D ∪ P. Six parts are added, each a setting that can be switched off; without all of them the learner is
+NT-Xent on D ∪ P. Seven parts are added, each a setting that can be switched off; without all of them the learner is
 `spr` with features=patches.
 
     purified_weight  the base also learns P's labels, by cross-entropy over all classes seen so far
@@ -11,6 +11,8 @@ NT-Xent on D ∪ P. Six parts are added, each a setting that can be switched off
     base_features    the filter compares images by the average's projections as well
     sharpening       the average's opinion of the given label sharpens the filter's clean probability
     agreement        so does the agreement of the label with those of similar samples in D and P
+    purified_ceiling samples that are clean enough have equal rights in P, so that P holds varied samples and not only
+                     the most typical ones
 
 The scores of a buffer depend on the base as trained on the buffers before it, so buffers are scored one by one.
 """
@@ -29,7 +31,7 @@ from purereplay.data.forms import Form, Forms, Limits, forms_like, n_rows, with_
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec, Workload, optimizer_forms
 from purereplay.learners.registry import Entry
-from purereplay.learners.settings import DataFacts, setting
+from purereplay.learners.settings import DataFacts, preset_values, setting
 from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer
 from purereplay.learners.spr.build import count_steps as count_spr_steps
 from purereplay.learners.spr.build import spr_arguments
@@ -44,6 +46,7 @@ from purereplay.purify.directions import concatenate_features, main_directions
 from purereplay.purify.patches import patch_features
 
 _DIRECTIONS = 64  # main directions that the agreement compares, of each kind of features
+_TIE_BREAK = 1e-6  # share of a clean probability that a draw may take off, so that equal ones have an order
 _LEAST_OPINION = 1e-6  # of the classifier on a given label, so that no clean probability is 0
 
 
@@ -52,7 +55,7 @@ class PureReplaySettings(SprSettings):
     """Settings of Pure Replay; where no source is given, the value was chosen on validation data."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "demo": {"hidden": 128, "base_epochs": 60, "crop_area": 0.25, "flip": 0.0},
+        "demo": {"hidden": 128, "base_epochs": 60},
         "live": {
             "delayed_size": 500,
             "purified_size": 1000,
@@ -68,12 +71,32 @@ class PureReplaySettings(SprSettings):
             "base_features": False,
             "sharpening": 0.3,
             "agreement": 0.4,
+            "purified_ceiling": 1.0,
+            "admission": "partitioned",
         },
     }
 
     stem: Literal["imagenet", "small"] = setting("first layer of the resnet18: 7×7 with pooling, or 3×3", "small")
     base_epochs: int = setting("passes over D of the base network, per buffer", 30, unit="epochs", scaled=True)
+    base_batch: int = setting(
+        "batch size of the base, D and P together",
+        unit="samples",
+        by_data="128 for colour images, otherwise the size of D",
+        least=2,
+    )
     lr: float = setting("learning rate of Adam for experts and base", 5e-4)
+    crop_area: float = setting(
+        "smallest share of an image's area that a view keeps",
+        by_data="0.25 for grey images, 0.08 for colour",
+        least=1e-6,
+        most=1,
+    )
+    flip: float = setting(
+        "probability that a view is mirrored; 0 for letters and digits",
+        by_data="0 for grey images, 0.5 for colour",
+        least=0,
+        most=1,
+    )
     schedule: Literal["cosine", "constant"] = setting("learning rate schedule within one D", "constant")
     features: Literal["projection", "penultimate", "patches", "combined", "inputs", "file"] = setting(
         "features that the Self-Centered filter compares, as in `spr`; base_features adds the base's", "patches"
@@ -87,13 +110,20 @@ class PureReplaySettings(SprSettings):
     base_features: bool = setting("the filter also compares the main directions of the base's projections", True)
     sharpening: float = setting(
         "exponent of the classifier's opinion in the clean probability: filter^(1-s-a) · opinion^s · agreement^a",
-        0.8,
+        0.4,
         least=0,
         most=1,
     )
     agreement: float = setting(
         "exponent of the label's agreement with similar samples in D and P in the clean probability; 0: off",
-        0.0,
+        0.4,
+        least=0,
+        most=1,
+    )
+    admission: Literal["greedy", "partitioned"] = setting("admission into a full P", "greedy", source="paper")
+    purified_ceiling: float = setting(
+        "clean probabilities above this count as equal in P, and which sample leaves is drawn; 1: the lowest leaves",
+        0.5,
         least=0,
         most=1,
     )
@@ -113,7 +143,12 @@ class PureReplaySettings(SprSettings):
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
-        values = super().fill(chosen, facts, preset)
+        is_colour = facts.image_shape[0] == 3 and not facts.is_vectors
+        by_data = {"crop_area": 0.08, "flip": 0.5} if is_colour else {"crop_area": 0.25, "flip": 0.0}
+        values = by_data | preset_values(cls, preset) | chosen
+        if is_colour:
+            values.setdefault("base_batch", 128)
+        values = super().fill(values, facts, preset)
         if "features" not in chosen and "expert_epochs" not in chosen and facts.is_vectors:
             values["features"] = "inputs"
         return values
@@ -143,6 +178,7 @@ class PureReplay(SPR):
     base_features: bool
     sharpening: float
     agreement: float
+    purified_ceiling: float
     how_to_classify: Literal["probe", "layer", "finetuned"]
     average: State = field(init=False)  # moving average of the base
     seen: Tensor = field(init=False)  # bool (n_classes,): classes that the base was trained on
@@ -206,6 +242,13 @@ class PureReplay(SPR):
             kinds.append(main_directions(embed(self.network, self.inference_base, images), _DIRECTIONS))
         return label_agreement(concatenate_features(*kinds), labels, delayed.n).cpu()
 
+    def _standing(self, clean_probability: Tensor, number: int) -> Tensor:
+        if self.purified_ceiling == 1:
+            return clean_probability
+        generator = torch.Generator().manual_seed(self._seed("standing", number))
+        tie_break = 1 - _TIE_BREAK * torch.rand(clean_probability.shape, generator=generator, dtype=torch.float64)
+        return clean_probability.clamp(max=self.purified_ceiling) * tie_break
+
     # ---------------------------------------------------------------- training of the base
 
     def _replay(self, buffer: ScoredBuffer) -> Asks[None]:
@@ -244,8 +287,8 @@ class PureReplay(SPR):
             seed=self._seed("base draws", self.n_replays),
             optimizer=None if self.base_optimizer is None else _widened(self.base_optimizer, n_outputs),
             labels=torch.cat([delayed.labels, purified.labels, purified.labels.new_zeros(n_empty)]).to(device),
-            weights=torch.cat([buffer.clean_probability.float(), torch.ones(purified.n + n_empty)]).to(device),
-            allowed=torch.stack([present, seen])[:, :n_outputs].to(device),
+            weights=torch.cat([self._label_weights(buffer), torch.ones(purified.n + n_empty)]).to(device),
+            allowed=self._allowed(present, seen)[:, :n_outputs].to(device),
             average=_widened(self.average, n_outputs),
             held=purified.n,
         )
@@ -253,6 +296,17 @@ class PureReplay(SPR):
         self.base, self.base_optimizer, self.average = trained.state, trained.optimizer, trained.extra
         self.network, self.seen, self.n_replays = network, seen, self.n_replays + 1
         return trained.loss
+
+    def _label_weights(self, buffer: ScoredBuffer) -> Tensor:
+        """Return the weight of each label of D in the cross-entropy: float32 (n,)."""
+        return buffer.clean_probability.float()
+
+    def _allowed(self, present: Tensor, seen: Tensor) -> Tensor:
+        """Return the classes that the cross-entropies on D and on P compare, bool (2, n_classes).
+
+        `present` are the classes of D, `seen` all classes so far.
+        """
+        return torch.stack([present, seen])
 
     # ---------------------------------------------------------------- the classifier
 
@@ -341,6 +395,7 @@ def build(settings: PureReplaySettings, data: DataSpec, *, engine: Engine, seed:
         base_features=s.base_features,
         sharpening=s.sharpening,
         agreement=s.agreement,
+        purified_ceiling=s.purified_ceiling,
         how_to_classify=s.classifier,
     )
 

@@ -56,6 +56,7 @@ _BUILT_IN = {  # name: module and attribute of the entry
     "pure-replay": "purereplay.learners.pure_replay:ENTRY",
     "self-replay": "purereplay.learners.spr.build:SELF_REPLAY_ENTRY",
     "self-centered-filter": "purereplay.learners.spr.build:SELF_CENTERED_FILTER_ENTRY",
+    "supervised-base": "purereplay.learners.supervised_base:ENTRY",
     "finetune": "purereplay.learners.baselines.finetune:ENTRY",
     "ewc": "purereplay.learners.baselines.ewc:ENTRY",
     "crs": "purereplay.learners.baselines.crs:ENTRY",

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from purereplay.learners.registry import entry
+from purereplay.learners.settings import Settings
 
 _PRESETS = {"daily": "live"}
 _SPR = {"learning_rate": "lr", "finetune_rate": "finetune_lr"}
@@ -38,6 +39,8 @@ _BY_LEARNER: dict[str, dict[str, str]] = {
     "multitask": {"multitask_epochs": "epochs", "multitask_rate": "lr", "scratch_batch": "batch_size"},
 }
 
+_FORMER_DEFAULTS: dict[str, dict[str, Any]] = {}  # learner: defaults of version 0.1.0 that have changed since
+
 
 def upgrade_preset(name: str) -> str:
     """Return the present name of a preset."""
@@ -56,6 +59,15 @@ def upgrade_names(learner: str, values: Mapping[str, Any]) -> dict[str, Any]:
         return kept
     declared = {f.name for f in fields(entry(learner).settings)}
     return {name: value for name, value in kept.items() if name in declared}
+
+
+def former_defaults(learner: str, usual: Settings) -> dict[str, Any]:
+    """Return the defaults of version 0.1.0 that have changed since, if the learner of a result has them.
+
+    `usual` are the present defaults. A result of that version names only the options that differed from its defaults.
+    """
+    known = {f.name for f in fields(usual)}
+    return {name: value for name, value in _FORMER_DEFAULTS.get(learner, {}).items() if name in known}
 
 
 def upgrade(learner: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from purereplay.data.forms import Form, check_forms, forms_like, n_rows
 from purereplay.data.labels import label_from_json, read_labels
 from purereplay.learners.base import DataSpec
 from purereplay.learners.own_data import UNNAMED, settings_class
-from purereplay.learners.settings import from_json
+from purereplay.learners.settings import completed, from_json
 from purereplay.learners.spr.build import make_network
 from purereplay.nets.networks import CLASSES, State, part
 
@@ -77,8 +77,8 @@ def check_options(facts: dict[str, Any], tensors: State) -> None:
     check_forms(names, {"sample_ids": Form(torch.uint8, (n_rows(tensors, "sample_ids"),))})
     cls = settings_class(facts["learner"])
     known = {f.name for f in fields(cls)}
-    if facts["options"].keys() != known:
-        raise ValueError(f"its settings differ in {_short(sorted(facts['options'].keys() ^ known))}")
+    if (found := completed(cls, facts["options"]).keys()) != known:
+        raise ValueError(f"its settings differ in {_short(sorted(found ^ known))}")
     options = from_json(cls, facts["options"])
     options.check()
     channels, height, width = facts["shape"]

@@ -17,6 +17,9 @@ from purereplay.learners.registry import PRESETS
 NetworkName = Literal["mlp", "resnet18"]
 _LARGEST = 10**15  # of whole numbers; more than any memory holds and any machine computes
 
+# settings that saved files of earlier versions lack, with the value that stands for what those versions did
+_ADDED: dict[str, Any] = {"reservoir": "plain", "memory": "balanced", "purified_ceiling": 1.0}
+
 
 class DataFacts(NamedTuple):
     """Facts about the data that decide settings which have no fixed default."""
@@ -68,6 +71,10 @@ class Settings:
 
     def check(self) -> None:
         """Raise UserError for values that do not fit together."""
+
+    def ineffective(self) -> set[str]:
+        """Return the names of settings that change nothing, given the other ones."""
+        return set()
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -198,8 +205,17 @@ def parse(cls: type[Settings], name: str, text: str) -> Any:
     return text
 
 
+def completed(cls: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
+    """Return saved settings with those that came later, at the value that stands for what earlier versions did."""
+    return {f.name: _ADDED[f.name] for f in fields(cls) if f.name in _ADDED} | values
+
+
 def from_json(cls: type[SettingsT], values: dict[str, Any]) -> SettingsT:
-    """Return settings that were saved with a run; an unknown or missing key is an error."""
+    """Return settings that were saved with a run; an unknown or missing key is an error.
+
+    A setting that came after the run has the value that stands for what the run did.
+    """
+    values = completed(cls, values)
     odd = set(values) ^ {f.name for f in fields(cls)}
     if odd:
         raise UserError(f"The saved settings do not fit this version: {', '.join(sorted(odd))}.")

@@ -32,9 +32,10 @@ class PartitionedReservoir(ReplayMemory):
         n_classes: int,
         *,
         device: torch.device,
+        dtype: torch.dtype = torch.uint8,
         rho: float = 0.0,
     ) -> None:
-        super().__init__(capacity, image_shape, n_classes, device=device)
+        super().__init__(capacity, image_shape, n_classes, device=device, dtype=dtype)
         self.rho = rho
         self._held = slots_by_class(self.labels, n_classes)
         self._counts = np.zeros(n_classes, np.float64)  # samples held, by class

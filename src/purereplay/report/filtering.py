@@ -14,8 +14,11 @@ from purereplay.data.features import read_features
 from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_destination, write_scores
 from purereplay.data.text import printable
+from purereplay.errors import UserError
+from purereplay.evaluate.ray_cluster import connected
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
+from purereplay.purify.folders import Choice, filter_on_ray, parquet_parts, read_parts
 from purereplay.report.terminal import duration, out, percent, progress_bars
 
 
@@ -30,18 +33,17 @@ def filter_file(
 ) -> None:
     """Score the samples in `source`, write one row per sample to `destination`, and print a summary.
 
-    `features`, `labels` and `ids` name arrays or columns, as in `read_features`.
+    `source` is a file, or a folder of parquet files. `features`, `labels` and `ids` name arrays or columns, as in
+    `read_features`.
     """
     check_destination(destination, source)
     started = time.monotonic()
     with progress_bars() as bars:
-        table = read_features(
-            source,
-            features=features,
-            labels=labels,
-            ids=ids,
-            progress=timed_bar(bars, f"reading {_shown(source.name)}"),
-        )
+        reading = timed_bar(bars, f"reading {_shown(source.name)}")
+        if source.is_dir():
+            table = read_parts(parquet_parts(source), Choice(features, labels, ids), reading)
+        else:
+            table = read_features(source, features=features, labels=labels, ids=ids, progress=reading)
         n, d = table.features.shape
         bars.print(f"{n:,} samples with {d:,} features each")
         sample_filter.fit(table.features, table.labels, progress=timed_bar(bars, "scoring"))
@@ -69,6 +71,29 @@ def filter_file(
     shown.add_row("time", duration(time.monotonic() - started))
     out.print(shown)
     out.print(f"in [bold]{_shown(str(destination))}[/bold]")
+
+
+def filter_folder(
+    source: Path,
+    destination: Path,
+    sample_filter: SelfCenteredFilter,
+    cluster: str,
+    *,
+    features: str | None = None,
+    labels: str | None = None,
+    ids: str | None = None,
+) -> None:
+    """Score a folder of parquet files on a cluster, write a folder of parquet files, and print a summary."""
+    if not source.is_dir():
+        raise UserError(f"{source} is not a folder: --cluster filters a folder of parquet files.")
+    parts = parquet_parts(source)
+    ray = connected(cluster)
+    started = time.monotonic()
+    n = sum(part.n for part in parts)
+    out.print(f"{n:,} samples in {len(parts):,} files")
+    with out.status("grouping by label and scoring on the cluster"):
+        filter_on_ray(ray, parts, destination, sample_filter, Choice(features, labels, ids))
+    out.print(f"scored in {duration(time.monotonic() - started)}, in [bold]{_shown(str(destination))}[/bold]")
 
 
 def timed_bar(bars: Progress, title: str) -> ProgressCallback:

@@ -26,7 +26,7 @@ from purereplay.evaluate.results import PICTURE, RunDirectory
 
 # ink, blue, orange and grey; the blue and the orange of Okabe and Ito
 _INK, _BLUE, _ORANGE, _GREY = "#22313f", "#0072b2", "#d55e00", "#9aa5ad"
-_SERIES = (_BLUE, _ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+SERIES = (_BLUE, _ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MARKS = ("o", "s", "^", "D", "v", "P")
 _VARIABLES = {_INK: "ink", _BLUE: "blue", _ORANGE: "orange", _GREY: "grey"}  # of the report's style sheet
 
@@ -68,11 +68,11 @@ def draw_bars(
         known = [(x, bar) for x, bar in enumerate(heights) if bar is not None]
         places = [x + (i - (len(bars) - 1) / 2) * width for x, _ in known]
         spreads = [spread for _, (_, spread) in known]
-        colour = _SERIES[i % len(_SERIES)]
+        colour = SERIES[i % len(SERIES)]
         axes.bar(places, [height for _, (height, _) in known], width, yerr=spreads, capsize=2, label=name, color=colour)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(title)
-    _tidy(axes)
+    tidy(axes)
     save(figure, path, follow=follow)
 
 
@@ -113,14 +113,14 @@ def accuracy_figure(groups: dict[str, list[list[float]]]) -> Figure:
         n_tasks = min(len(run) for run in runs)
         values = 100 * np.array([run[:n_tasks] for run in runs])
         mean, at = values.mean(0), np.arange(1, n_tasks + 1)
-        colour, mark = _SERIES[i % len(_SERIES)], _MARKS[i % len(_MARKS)]
+        colour, mark = SERIES[i % len(SERIES)], _MARKS[i % len(_MARKS)]
         axes.plot(at, mean, color=colour, marker=mark, label=f"{name} (n = {len(runs)})")
         if len(runs) > 1:
             spread = values.std(0, ddof=1)
             axes.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
     axes.set(xlabel="tasks learned", ylabel="accuracy on all classes, %", ylim=(0, 102))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _tidy(axes)
+    tidy(axes)
     return figure
 
 
@@ -146,7 +146,7 @@ def confusion_figure(counts: NDArray[np.int64], names: list[str]) -> Figure:
         axes.set_xticks(np.arange(n) + 0.5, names, rotation=0 if max(map(len, names)) < 4 else 90, fontsize=8)
         axes.set_yticks(np.arange(n) + 0.5, names, fontsize=8)
     axes.set(xlabel="predicted", ylabel="true label")
-    _tidy(axes, legend=False)
+    tidy(axes, legend=False)
     return figure
 
 
@@ -159,7 +159,7 @@ def balance_figure(names: list[str], right: list[int], wrong: list[int] | None) 
         axes.bar(at, wrong, bottom=right, color=_ORANGE, hatch="//", edgecolor=_INK, label="wrong label")
     _name_labels(axes, names)
     axes.set_ylabel("samples")
-    _tidy(axes, legend=False)
+    tidy(axes, legend=False)
     if wrong is not None:
         figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8, labelcolor=_INK)
     return figure
@@ -174,7 +174,7 @@ def rates_figure(names: list[str], rates: list[tuple[float, float, float]], ylab
     axes.errorbar(known, middle, [middle - low, high - middle], fmt="o", color=_BLUE, ecolor=_BLUE, capsize=3)
     _name_labels(axes, names)
     axes.set(ylabel=ylabel, ylim=(0, None))
-    _tidy(axes, legend=False)
+    tidy(axes, legend=False)
     return figure
 
 
@@ -185,12 +185,12 @@ def times_figure(groups: dict[str, dict[str, float]]) -> Figure:
     left = np.zeros(len(groups))
     for i, phase in enumerate(phases):
         widths = np.array([seconds.get(phase, 0.0) for seconds in groups.values()])
-        axes.barh(np.arange(len(groups)), widths, left=left, color=_SERIES[i % len(_SERIES)], label=phase)
+        axes.barh(np.arange(len(groups)), widths, left=left, color=SERIES[i % len(SERIES)], label=phase)
         left += widths
     axes.set_yticks(np.arange(len(groups)), [fill(name, 34) for name in groups], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    _tidy(axes, legend=False)
+    tidy(axes, legend=False)
     figure.legend(loc="outside upper right", ncols=len(phases), frameon=False, fontsize=8, labelcolor=_INK)
     return figure
 
@@ -221,7 +221,7 @@ def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
     axes.plot([100 * line["accuracy"] for line in tasks], color=_BLUE, marker="o", label="on the whole test set")
     axes.set(xlabel="after the task with classes", ylabel="accuracy, %", ylim=(0, 102))
     axes.set_xticks(range(len(names)), names)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
@@ -245,10 +245,11 @@ def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, label=label)
     axes.set(xlabel="delayed buffers filled", ylabel="wrong labels, %", ylim=(0, None))
-    _tidy(axes)
+    tidy(axes)
 
 
-def _tidy(axes: Axes, *, legend: bool = True) -> None:
+def tidy(axes: Axes, *, legend: bool = True) -> None:
+    """Give axes the look of all pictures."""
     axes.spines[["top", "right"]].set_visible(False)
     for spine in axes.spines.values():
         spine.set_color(_INK)

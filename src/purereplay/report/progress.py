@@ -45,7 +45,10 @@ class RunBars(Observer):
         self.memory: dict[str, str] = {}  # name of a run's memory
         self.buffers: TaskID | None = None
         self.job: TaskID | None = None
-        self.logged_at = time.monotonic()
+        self.logged_at = self.started_at = time.monotonic()
+        self.groups: TaskID | None = None
+        self.watches = False  # whether Ctrl-C is watched while runs are computed elsewhere
+        self.deadline: float | None = None  # of time.monotonic(): runs stop then, after a checkpoint
 
     def loading(self, name: str, done: int, total: int | None) -> None:
         self._show_loading(name, done, total)
@@ -59,8 +62,7 @@ class RunBars(Observer):
 
     def training(self, now: TrainingProgress) -> None:
         """Update the bars; the only place where a run can be interrupted."""
-        if self.interrupted:
-            raise Interrupted("Stopped.")
+        self._check_stop()
         if self.job is None:
             self.buffers = self.bars.add_task("buffers", what="")
             self.job = self.bars.add_task("training", total=1, what="")
@@ -68,6 +70,26 @@ class RunBars(Observer):
         what += f", {now.n_networks} networks side by side" if now.n_networks > 1 else ""
         self.bars.update(self.job, completed=now.done, total=now.total, what=what)
         self._update_buffers(now)
+
+    def _check_stop(self) -> None:
+        if self.interrupted or (self.deadline is not None and time.monotonic() > self.deadline):
+            raise Interrupted("Stopped after a checkpoint: the same command continues from here.")
+
+    def waiting(self) -> None:
+        if not self.watches:
+            self.watches = True
+            self.interrupted = self.stack.enter_context(interruptible())
+        self._check_stop()
+
+    def grouped(self, done: int, total: int) -> None:
+        if total < 2:
+            return
+        self.groups = self.bars.add_task("groups", what="") if self.groups is None else self.groups
+        left = (time.monotonic() - self.started_at) / done * (total - done) if done else None
+        what = f"{done} of {total}" + ("" if left is None or done == total else f", {duration(left)} left")
+        self.bars.update(self.groups, completed=done, total=total, what=what)
+        if not out.is_terminal:
+            self.bars.print(f"groups {what}")
 
     def measured(self, experiment: Experiment, line: Line) -> None:
         self.sinks.line(experiment.run.path, line)

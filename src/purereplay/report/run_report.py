@@ -107,7 +107,8 @@ def _forgetting(groups: dict[str, list[Run]]) -> str:
     rows = []
     for name, runs in groups.items():
         tasks = [line for line in runs[0].lines if line["event"] == "task"]
-        for j, line in enumerate(tasks):
+        for line in tasks:
+            j = line["task"]
             first, last = line["task_accuracies"][j], tasks[-1]["task_accuracies"][j]
             if first is None or last is None or len(tasks) == 1:
                 continue

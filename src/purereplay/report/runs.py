@@ -20,6 +20,7 @@ from purereplay.learners.registry import PRESETS, Entry
 from purereplay.learners.settings import choices, field_of
 from purereplay.report.pictures import draw_run
 from purereplay.report.plain import escaped
+from purereplay.report.table_text import table_text
 from purereplay.report.terminal import duration, out, percent
 
 _SHOWN = (  # values of a result that are printed
@@ -208,8 +209,7 @@ def setting_text(value: Any) -> str:
 def show_lines(lines: list[list[str]], *, markdown: bool) -> None:
     """Print a table given as lines of cells, the head first."""
     if markdown:
-        rows = (lines[0], ["---"] * len(lines[0]), *lines[1:])
-        out.print("\n".join(f"| {' | '.join(line)} |" for line in rows), markup=False)
+        out.print(table_text(lines, "markdown"), markup=False, end="")
         return
     table = Table(*map(escaped, lines[0]), box=None, padding=(0, 2, 0, 0))
     for line in lines[1:]:

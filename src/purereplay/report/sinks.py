@@ -34,6 +34,8 @@ class Sinks:
     def line(self, folder: Path, line: Mapping[str, Any]) -> None:
         """Write the numbers of a line of metrics.jsonl; the step is the number of the buffer or task."""
         event = str(line["event"])
+        if event not in line:  # a line that belongs to no buffer or task
+            return
         values = {f"{event}/{name}": float(v) for name, v in line.items() if _is_number(v) and name != event}
         self.write(folder, values, int(line[event]))
 

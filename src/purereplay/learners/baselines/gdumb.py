@@ -1,7 +1,8 @@
 """GDumb: keep a balanced memory, and train a fresh network on it when a classifier is requested (Prabhu et al. 2020).
 
-The memory (`memory/greedy.py`) keeps classes balanced. The network is trained by stochastic gradient descent with warm
-restarts and CutMix.
+The memory (`memory/greedy.py`) keeps classes balanced, or is a plain reservoir. The network is trained by stochastic
+gradient descent with warm restarts and CutMix. These are the optimizer and the schedule of its own paper; the random
+crops, the mirroring, the standardised inputs and the warm-up epoch of its released code are not done here.
 
 Choices where the papers leave them open: with a loss against wrong labels there is no CutMix, since these losses take
 one label per sample; with L2R there is no momentum, since its virtual step is one of plain gradient descent.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -24,7 +25,10 @@ from purereplay.learners.registry import Entry
 from purereplay.learners.robust.settings import RobustSettings, make_robust_loss
 from purereplay.learners.settings import DataFacts, setting
 from purereplay.memory.greedy import GreedyBalanced
+from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
+
+WEBVISION_BUFFER = 1000  # samples: of all datasets only WebVision has buffers of this size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,14 @@ class GDumbSettings(ScratchSettings, RobustSettings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": SCRATCH_DEMO | {"l2r_clean": 10}}
 
     memory_size: int = setting("capacity of the memory", unit="samples", by_data="as SPR's P", source="paper")
-    epochs: int = setting("passes over the memory", 100, unit="epochs", source="paper; 500 on WebVision")
+    memory: Literal["balanced", "reservoir"] = setting(
+        "samples that the memory keeps: balanced by class, or a plain reservoir of the stream",
+        "balanced",
+        source="Prabhu 2020: balanced; SPR paper, appendix on noise robustness: reservoir",
+    )
+    epochs: int = setting(
+        "passes over the memory", unit="epochs", by_data="500 on WebVision, otherwise 100", source="paper"
+    )
     lr: float = setting("learning rate at each restart", 0.05, source="Prabhu 2020")
     min_lr: float = setting("learning rate at the end of each cosine", 5e-4, source="Prabhu 2020")
     momentum: float = setting("momentum", 0.9, source="Prabhu 2020", least=0, most=1)
@@ -46,7 +57,8 @@ class GDumbSettings(ScratchSettings, RobustSettings):
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
-        return {"memory_size": facts.buffer_size} | super().fill(chosen, facts, preset)
+        epochs = 500 if facts.buffer_size == WEBVISION_BUFFER else 100
+        return {"memory_size": facts.buffer_size, "epochs": epochs} | super().fill(chosen, facts, preset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +80,7 @@ class WarmRestarts(ScratchTraining):
 
 
 class GDumb(ScratchLearner):
-    """A greedily balanced memory: `work` adds samples to it, `classify` trains on it from scratch."""
+    """A memory, usually balanced: `work` adds samples to it, `classify` trains on it from scratch."""
 
 
 def build(settings: GDumbSettings, data: DataSpec, *, engine: Engine, seed: int) -> GDumb:
@@ -85,7 +97,7 @@ def build(settings: GDumbSettings, data: DataSpec, *, engine: Engine, seed: int)
         clip_norm=s.clip_norm,
         cutmix=s.cutmix if s.robust == "none" else 0.0,
     )
-    memory = make_memory(GreedyBalanced, s.memory_size, data, engine)
+    memory = make_memory(GreedyBalanced if s.memory == "balanced" else Reservoir, s.memory_size, data, engine)
     return GDumb(**common_arguments(s, data, engine=engine, seed=seed, loss=loss), memory=memory, training=training)
 
 

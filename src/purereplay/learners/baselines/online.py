@@ -134,7 +134,7 @@ class OnlineLearner(ContinuedLearner):
             buffer=self.n_done - 1,
             index=now.index,
             labels=now.labels,
-            held_index=self._held_index(),
+            held_index=self.held_index(),
             base_loss=trained.loss,
         )
 
@@ -151,9 +151,6 @@ class OnlineLearner(ContinuedLearner):
 
     def _after(self, pool: Pool, extra: State) -> None:
         """Keep what a finished job changed besides the network."""
-
-    def _held_index(self) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.int64)
 
     def _job(self, pool: Pool, index: Rows, size: int) -> ListedJob:
         return ListedJob(
@@ -237,7 +234,7 @@ class ReplayLearner(OnlineLearner):
             self.memory, self.generator = pool.memory, pool.generator
             self.carried = {name: extra[name][pool.row_of_slot] for name in self.carried}
 
-    def _held_index(self) -> torch.Tensor:
+    def held_index(self) -> torch.Tensor:
         return self.memory.index
 
     @property

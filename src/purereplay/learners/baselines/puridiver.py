@@ -243,6 +243,9 @@ class PuriDivER(ContinuedLearner):
     def pending(self) -> bool:
         return super().pending or self.epochs_left > 0
 
+    def held_index(self) -> Tensor:
+        return self.memory.index.clone()
+
     def end_task(self) -> None:
         if self.is_new or super().pending:
             self.epochs_left = len(self.training.lrs)
@@ -282,7 +285,7 @@ class PuriDivER(ContinuedLearner):
             buffer=self.n_done - 1,
             index=now.index,
             labels=now.labels,
-            held_index=self.memory.index,
+            held_index=self.held_index(),
             base_loss=trained.loss,
         )
 

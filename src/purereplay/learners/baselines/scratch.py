@@ -70,12 +70,15 @@ class ScratchLearner(Baseline):
     def finish(self) -> None:
         pass
 
+    def held_index(self) -> torch.Tensor:
+        return self.memory.index
+
     def work(self) -> Asks[Report | None]:
         batch = self.waiting.pop(0)
         self.memory.add(batch, self.generator)
         self.n_done += 1
         self._classifier = None
-        return Report(buffer=self.n_done - 1, index=batch.index, labels=batch.labels, held_index=self.memory.index)
+        return Report(buffer=self.n_done - 1, index=batch.index, labels=batch.labels, held_index=self.held_index())
         yield  # a generator that requests no training
 
     def classify(self) -> Asks[Classifier]:

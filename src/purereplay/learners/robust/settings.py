@@ -5,7 +5,7 @@ Sources are the appendix of the SPR paper and, where it is silent, the method's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from purereplay.errors import UserError
@@ -53,6 +53,11 @@ class RobustSettings(Settings):
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
         return {"jocor_forget": facts.noise_rate} | super().fill(chosen, facts, preset)
+
+    def ineffective(self) -> set[str]:
+        others = [f"{loss}_" for loss in ROBUST_TITLES if loss != self.robust]
+        names = [f.name for f in fields(self)]
+        return super().ineffective() | {name for name in names if name.startswith(tuple(others))}
 
 
 class RobustLoss(NamedTuple):

@@ -16,7 +16,9 @@ from purereplay.learners.spr.filtering import BufferFilter, FilterChoice
 from purereplay.learners.spr.learner import SPR, SelfReplay
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.memory.delayed import DelayedBuffer
+from purereplay.memory.partitioned import PartitionedReservoir
 from purereplay.memory.purified import PurifiedBuffer
+from purereplay.memory.replay import ReplayMemory
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Contrastive, Supervised
@@ -153,9 +155,10 @@ def _views(s: SprSettings, data: DataSpec) -> Views | FeatureViews:
     return Views(area=(s.crop_area, 1.0), flip=s.flip, jitter=jitter, jitter_kind=s.jitter)
 
 
-def _memory(s: SprSettings, data: DataSpec, device: torch.device) -> PurifiedBuffer | Reservoir:
+def _memory(s: SprSettings, data: DataSpec, device: torch.device) -> PurifiedBuffer | ReplayMemory:
     if s.filter == "none":
-        return Reservoir(s.purified_size, data.image_shape, data.n_classes, device=device, dtype=data.dtype)
+        kind = Reservoir if s.reservoir == "plain" else PartitionedReservoir
+        return kind(s.purified_size, data.image_shape, data.n_classes, device=device, dtype=data.dtype)
     return PurifiedBuffer(
         s.purified_size,
         data.image_shape,

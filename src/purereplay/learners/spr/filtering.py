@@ -101,14 +101,14 @@ class BufferFilter:
         if self.own_features is not None:
             return [self.own_features[b.batch.index].to(b.batch.images.device) for b in buffers], no_loss
         if not self.choice.has_patches:
-            return (yield from self._train_experts(buffers, seed_for))
+            return (yield from self.train_experts(buffers, seed_for))
         patches = [patch_features(b.batch.images, seed_for("patches", b.number)) for b in buffers]
         if not self.choice.has_experts:
             return patches, no_loss
-        learned, losses = yield from self._train_experts(buffers, seed_for)
+        learned, losses = yield from self.train_experts(buffers, seed_for)
         return [concatenate_features(main_directions(own), p) for own, p in zip(learned, patches, strict=True)], losses
 
-    def _train_experts(
+    def train_experts(
         self, buffers: list[FullBuffer], seed_for: SeedFor
     ) -> Asks[tuple[list[Tensor], list[float | None]]]:
         """Train a fresh network on each buffer without labels; returns its features and losses."""

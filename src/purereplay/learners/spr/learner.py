@@ -23,7 +23,7 @@ from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer, buffer_for
 from purereplay.learners.spr.filtering import BufferFilter
 from purereplay.memory.delayed import DelayedBuffer
 from purereplay.memory.purified import PurifiedBuffer
-from purereplay.memory.reservoir import Reservoir
+from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob, Supervised, SupervisedJob
@@ -51,7 +51,7 @@ class SPR(Learner[FilterReport]):
     network: Network  # of experts and base, with a projection head
     n_classes: int
     delayed: DelayedBuffer
-    purified: PurifiedBuffer | Reservoir
+    purified: PurifiedBuffer | ReplayMemory
     buffer_filter: BufferFilter
     self_replay: SelfReplay
     finetune: Supervised
@@ -143,7 +143,7 @@ class SPR(Learner[FilterReport]):
             scored = yield from self._score(to_score)
             self.scored, self.waiting = self.scored + scored, self.waiting[len(scored) :]
             return None
-        if not self.scored:  # a task ended: intermittent Self-Replay trains the base on P (figure 4b)
+        if not self.scored:  # a task ended: intermittent Self-Replay trains the base on P (figure 3b)
             yield from self._train_base(None)
             self.task_ended, self._classifier = False, None
             return None
@@ -174,11 +174,15 @@ class SPR(Learner[FilterReport]):
         passed = Batch(*(t[chosen] for t in buffer.batch))
         purified = copy.deepcopy(self.purified)
         if isinstance(purified, PurifiedBuffer):
-            purified.add(passed, buffer.clean_probability[chosen], generator)
+            purified.add(passed, self._standing(buffer.clean_probability[chosen], buffer.number), generator)
         else:
             purified.add(passed, generator)
         self.purified = purified
-        return buffer.reported(selected_mask=chosen, held_index=self.purified.index)
+        return buffer.reported(selected_mask=chosen, held_index=self.held_index())
+
+    def _standing(self, clean_probability: Tensor, number: int) -> Tensor:
+        """Return the values by which P ranks samples of buffer `number`; the lowest of a class leaves first."""
+        return clean_probability
 
     def _replay(self, buffer: ScoredBuffer) -> Asks[None]:
         """θ ← Self-Replay using D ∪ P."""
@@ -312,6 +316,9 @@ class SPR(Learner[FilterReport]):
     def held(self) -> Batch:
         """Return the contents of P."""
         return self.purified.contents()[0] if isinstance(self.purified, PurifiedBuffer) else self.purified.contents()
+
+    def held_index(self) -> Tensor:
+        return self.purified.index
 
     def _seed(self, purpose: str, number: int = 0) -> int:
         return derive_seed(self.seed, purpose, 0 if self.reseed else number)

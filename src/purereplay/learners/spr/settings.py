@@ -112,7 +112,7 @@ class SprSettings(NetworkSettings):
         source="released code: halves; paper: union; appendix: purified",
     )
     self_replay: Literal["every-buffer", "task-end", "never"] = setting(
-        "when the base is trained; task-end is the intermittent Self-Replay of figure 4b", "every-buffer"
+        "when the base is trained; task-end is the intermittent Self-Replay of figure 3b", "every-buffer"
     )
     lr: float = setting(
         "learning rate of Adam for experts and base",
@@ -170,6 +170,11 @@ class SprSettings(NetworkSettings):
         "filter applied to each delayed buffer; none: P is a reservoir of the whole stream",
         "self-centered",
         source="aum and incv: the paper's comparison",
+    )
+    reservoir: Literal["plain", "balanced"] = setting(
+        "P of filter=none: a plain reservoir of the stream, or one with equal shares for all classes",
+        "plain",
+        source="paper, text of the ablation: plain; paper, section 5.1, and released code: balanced",
     )
     features: Features = setting(
         "features that the Self-Centered filter compares. An expert is trained for projection, penultimate and "
@@ -236,6 +241,19 @@ class SprSettings(NetworkSettings):
     def has_class_layer(self) -> bool:
         """Whether the base has a layer for classes beside its projection head."""
         return False
+
+    def ineffective(self) -> set[str]:
+        none = super().ineffective()
+        if self.filter != "self-centered":
+            none |= {"features", "graphs", "scaling", "posterior", "small_class", "mixture_steps"}
+        if self.filter != "self-centered" or self.features in ("patches", "inputs", "file"):
+            none |= {"expert_epochs", "expert_batch"}
+        none |= {"aum_epochs"} if self.filter != "aum" else set()
+        none |= {"incv_epochs", "incv_rounds"} if self.filter != "incv" else set()
+        none |= {"admission", "eviction"} if self.filter == "none" else {"reservoir"}
+        if self.self_replay == "never":
+            none |= {"base_epochs", "base_batch", "base_schedule", "replay"}
+        return none
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""A store of runs: a folder where no run is computed twice.
+
+results.jsonl  one finished result per line, only ever appended to
+runs/          folders of runs in progress, named after what decides their numbers; a finished one keeps no checkpoint
+
+A run counts as finished if the store, or one of its other sources (files of results, run folders), has a result of the
+same key. A kill costs at most the runs in progress, which continue from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from purereplay.data.files import disk_errors, held
+from purereplay.data.own_folder import OwnFolder, refuse_links
+from purereplay.errors import UserError
+from purereplay.evaluate.identity import RunKey, result_key, run_key
+from purereplay.evaluate.json_files import json_bytes, parse_object, read_text_lines
+from purereplay.evaluate.records import NEEDED, Result, by_key, read_results, richness
+from purereplay.evaluate.results import RunDirectory, check_result, file_exists, result_digest
+from purereplay.evaluate.settings import RunSettings
+
+RESULTS = "results.jsonl"
+
+
+class Store:
+    """Finished runs by key, in a folder and in other sources that are only read."""
+
+    def __init__(self, folder: Path, sources: Sequence[Path] = ()) -> None:
+        self.folder = folder
+        self.sources = list(sources)
+        self.own = OwnFolder(folder)
+        self.finished: dict[RunKey, Result] = {}
+        self.load()
+
+    def load(self) -> None:
+        """Read all results anew."""
+        elsewhere = [path for path in self.sources if file_exists(path)]
+        others = read_results(elsewhere) if elsewhere else []
+        self.finished = by_key([*others, *self._own_results()])
+
+    def result(self, settings: RunSettings, features: str | None = None) -> Result | None:
+        """Return the result of a run, or None if it is not finished."""
+        return self.finished.get(run_key(settings, features))
+
+    def path_for(self, settings: RunSettings, features: str | None = None) -> Path:
+        """Return the folder of a run in progress."""
+        key = run_key(settings, features)
+        return self.folder / "runs" / f"{settings.dataset}-{settings.learner}-{key.cell}-seed-{key.seed}"
+
+    def add(self, result: Result) -> None:
+        """Append a finished result, unless the store has one of this run that measured as much."""
+        key = result_key(result)
+        if key is None or (key in self.finished and richness(self.finished[key]) >= richness(result)):
+            return
+        line = json.dumps(result | {"digest": result_digest(result)}, allow_nan=False)
+        self._make()
+        start = "\n" if self._ends_torn() else ""
+        self.own.append(RESULTS, f"{start}{line}\n".encode())
+        self.own.sync(RESULTS)
+        self.finished[key] = result
+
+    def take_finished(self) -> list[Path]:
+        """Add the results of all finished run folders and delete their checkpoints; returns the folders."""
+        return self.take(self._run_folders())
+
+    def take(self, folders: Iterable[Path]) -> list[Path]:
+        """Add the results of those folders that hold a finished run, and delete their checkpoints."""
+        taken = []
+        for path in folders:
+            result = RunDirectory(path).result(NEEDED)
+            if result is not None:
+                self.add(result)
+                RunDirectory(path).drop_checkpoints()
+                taken.append(path)
+        return taken
+
+    def write(self, name: str, values: Result) -> None:
+        """Write a JSON file beside the results, such as the plan of the runs to compute."""
+        self._make()
+        self.own.write(name, json_bytes(values))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the store against other processes that compute runs for it."""
+        self._make()
+        busy = f"Another process computes runs for {self.folder}: wait until it ends, or choose another --store."
+        with held(self.folder / ".lock", busy):
+            yield
+
+    def _make(self) -> None:
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.own.make("runs")
+
+    def _run_folders(self) -> list[Path]:
+        folder = self.folder / "runs"
+        with disk_errors(folder):
+            found = sorted(folder.iterdir()) if folder.is_dir() else []
+        refuse_links(found)
+        return found
+
+    def _own_results(self) -> list[Result]:
+        """Return the results in the store; a line that a kill cut short is skipped, its run folder has the result."""
+        results = []
+        for number, line in enumerate(self._lines(), 1):
+            try:
+                result: dict[str, Any] = parse_object(line)
+            except ValueError:
+                continue
+            try:
+                check_result(result, self.folder / RESULTS, NEEDED)
+            except UserError as error:
+                raise UserError(f"Line {number}: {error}") from None
+            results.append({name: value for name, value in result.items() if name != "digest"})
+        for path in self._run_folders():
+            result_of_folder = RunDirectory(path).result(NEEDED)
+            results += [] if result_of_folder is None else [result_of_folder]
+        return results
+
+    def _lines(self) -> list[str]:
+        path = self.folder / RESULTS
+        refuse_links([path])
+        try:
+            return read_text_lines(path, follow=False)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}.") from None
+
+    def _ends_torn(self) -> bool:
+        """Return whether the last line of results.jsonl has no end."""
+        path = self.folder / RESULTS
+        if not file_exists(path) or not path.stat().st_size:
+            return False
+        with path.open("rb") as file:
+            file.seek(-1, 2)
+            return file.read(1) != b"\n"

@@ -1,0 +1,186 @@
+"""The runs behind every cell of the paper's tables: from a table, a row and a column to the settings of a run.
+
+Each kind of table is a small declaration: the settings that a row means (`_ROWS`), and what the table changes for all
+of its rows (`_SIZES`, `_EPISODES`). A cell may have several runs that give its number; the first one is computed if no
+result has any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+from purereplay.data import datasets
+from purereplay.data.catalogue import info_for
+from purereplay.evaluate.compare import Cell
+from purereplay.evaluate.identity import RunKey, run_key
+from purereplay.evaluate.records import Result
+from purereplay.evaluate.settings import RunSettings, resolve
+from purereplay.learners import registry
+from purereplay.learners.robust.settings import ROBUST_TITLES
+from purereplay.paper.numbers import WEBVISION_COLUMNS, Column, PaperTable
+
+_EPISODES = {"episode_b": "B", "episode_c": "C"}
+_FILTER_LEARNERS = ("self-centered-filter", "spr")  # the samples that pass a filter do not depend on the base
+_ROWS: dict[str, dict[str, str]] = {  # rows of some tables: settings of spr or of the Self-Centered filter
+    "AUM": {"filter": "aum"},
+    "INCV": {"filter": "incv"},
+    "Non-stochastic": {"graphs": "0"},
+    "SR with DB": {},
+    "SR without DB": {"replay": "purified"},
+}
+
+
+class Choice(NamedTuple):
+    """What the user chooses about the runs behind the tables."""
+
+    budget: float = 1.0  # of learners with self-supervised epochs
+    device: str = "cpu"
+    precision: str = "auto"
+    features_file: str | None = None  # features of a network trained on ImageNet, for one of the tables
+    features_digest: str | None = None  # of their values
+    evaluate: str = "tasks"  # of the tables' runs; figures need an evaluation after each task
+
+
+class PaperCell(NamedTuple):
+    """A number of the paper and the runs that give ours."""
+
+    table: str
+    dataset: str
+    method: str
+    column: Column
+    value: float  # the paper's, %
+    measure: str  # as in a run's result
+    class_number: int | None  # of one class: the measure is its accuracy
+    runs: tuple[RunSettings, ...]  # of seed 1; each gives the number
+    why_not: str  # why it cannot be measured here; "" if it can
+
+    def keys(self, choice: Choice) -> list[str]:
+        """Return the keys of its runs, without the seed."""
+        return [run_key(run, digest_for(run, choice)).cell for run in self.runs]
+
+    def measured(self, result: Result) -> float | None:
+        """Return our number, %, from the result of one of its runs."""
+        if self.class_number is not None:
+            by_class = result.get("class_accuracies") or []
+            value = by_class[self.class_number] if self.class_number < len(by_class) else None
+        else:
+            value = result.get(self.measure)
+        return None if value is None else 100 * float(value)
+
+
+def table_cells(table: PaperTable, choice: Choice | None = None) -> list[PaperCell]:
+    """Return every cell of a table of the paper."""
+    choice = choice or Choice()
+    cells = []
+    for (method, column), value in table.values.items():
+        names = info_for(table.dataset).class_names
+        number = names.index(WEBVISION_COLUMNS[column.name]) if column.name in WEBVISION_COLUMNS else None
+        why_not = _why_not(table, method, choice)
+        runs = () if "file" in why_not else _runs(table, method, column, choice)
+        cells.append(PaperCell(table.name, table.dataset, method, column, value, table.measure, number, runs, why_not))
+    return cells
+
+
+def our_cells(
+    cells: Iterable[PaperCell],
+    finished: dict[RunKey, Result],
+    choice: Choice | None = None,
+    seeds: Iterable[int] | None = None,
+) -> dict[tuple[str, Column], Cell]:
+    """Return our numbers over seeds, by row and column of a table; `seeds` None: of all seeds."""
+    choice, wanted = choice or Choice(), None if seeds is None else set(seeds)
+    by_cell: dict[str, dict[int, Result]] = {}
+    for key, result in finished.items():
+        if wanted is None or key.seed in wanted:
+            by_cell.setdefault(key.cell, {})[key.seed] = result
+    ours = {}
+    for cell in cells:
+        by_seed: dict[int, float] = {}
+        for key_of_cell in cell.keys(choice):
+            for seed, result in by_cell.get(key_of_cell, {}).items():
+                value = cell.measured(result)
+                if value is not None:
+                    by_seed.setdefault(seed, value)
+        if by_seed:
+            ours[cell.method, cell.column] = Cell([by_seed[seed] for seed in sorted(by_seed)])
+    return ours
+
+
+def _runs(table: PaperTable, method: str, column: Column, choice: Choice) -> tuple[RunSettings, ...]:
+    """Return the runs of a row and a column, with seed 1."""
+    episode = _EPISODES.get(table.name, "A")
+    if table.name.startswith("filtering") or table.name == "cifar100_filtering":
+        own = dict(_ROWS.get(method, {}))
+        if table.name == "filtering_e20" and method == "SPR":
+            own["graphs"] = "20"
+        features = choice.features_file if method == "ImageNet pretrained" else None
+        runs = [_resolved(table, column, episode, name, own, choice, features) for name in _FILTER_LEARNERS]
+        return tuple(runs)
+    name, _, robust = method.removesuffix(" (clean)").partition(" + ")
+    learner = "spr" if name in _ROWS else _learner(name)
+    own = dict(_ROWS.get(name, {}))
+    if robust:
+        own["robust"] = next(key for key, title in ROBUST_TITLES.items() if title == robust)
+    own |= _sizes(table, learner)
+    episodes = ("A", episode) if learner == "multitask" else (episode,)  # it does not depend on the order of tasks
+    return tuple(_resolved(table, column, e, learner, own, choice, None) for e in dict.fromkeys(episodes))
+
+
+def _resolved(
+    table: PaperTable,
+    column: Column,
+    episode: str,
+    learner: str,
+    own: dict[str, str],
+    choice: Choice,
+    features_file: str | None,
+) -> RunSettings:
+    return resolve(
+        dataset=table.dataset,
+        noise=column.noise,
+        noise_rate=column.rate,
+        episode=episode,
+        learner=learner,
+        budget=choice.budget,
+        device=choice.device,
+        precision=choice.precision,
+        features_file=features_file,
+        evaluate=choice.evaluate,
+        overrides=own,
+    )
+
+
+def _sizes(table: PaperTable, learner: str) -> dict[str, str]:
+    """Return the sizes of the buffers that a table asks for, where they are not the dataset's."""
+    usual = info_for(table.dataset).buffer_size
+    size = {"half_buffer": usual // 2, "double_buffer": 2 * usual, "noise_free": 500}.get(table.name)
+    if size is None or (table.name == "double_buffer" and learner == "spr"):
+        return {}
+    names = ("memory_size",) if learner == "gdumb" else ("delayed_size", "purified_size")
+    return dict.fromkeys(names, str(size))
+
+
+def _learner(title: str) -> str:
+    """Return the learner with a title."""
+    return next(name for name in registry.names() if registry.entry(name).title == title)
+
+
+def _why_not(table: PaperTable, method: str, choice: Choice) -> str:
+    if method == "ImageNet pretrained" and choice.features_file is None:
+        return "needs --features-file with features of a network trained on ImageNet"
+    return why_not_dataset(table.dataset)
+
+
+@cache
+def why_not_dataset(name: str) -> str:
+    """Return why the runs of a dataset are not possible here, or ""."""
+    if name == "webvision14" and datasets.found_at(name) is None:
+        return "WebVision must be downloaded by hand"
+    return ""
+
+
+def digest_for(run: RunSettings, choice: Choice) -> str | None:
+    """Return the digest of the user's features if a run uses them."""
+    return choice.features_digest if run.features_file is not None else None

@@ -1,0 +1,192 @@
+"""Every table and figure of the paper: which of its numbers are measured, which runs are missing, in which order.
+
+Nothing is computed here. `names` lists what can be asked for; `missing_runs` gives the runs that the store lacks;
+`ordered_plan` puts groups of them in the order of seconds per cell, the cheapest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from purereplay.errors import UserError
+from purereplay.evaluate.identity import RunKey, run_key
+from purereplay.evaluate.plan import Group, plan_groups
+from purereplay.evaluate.rates import Rates
+from purereplay.evaluate.settings import RunSettings, resolve
+from purereplay.evaluate.store import Store
+from purereplay.paper.cells import Choice, PaperCell, digest_for, our_cells, table_cells, why_not_dataset
+from purereplay.paper.figures import FIGURES, figure_runs
+from purereplay.paper.galleries import CLASSES, held_at_end
+from purereplay.paper.numbers import PaperTable, paper_tables
+
+GALLERIES, DENSITIES = "galleries", "densities"
+ALIASES = {"table1": "overall_accuracy", "table2": "cifar100_accuracy", "table3": "filtering_e5"}
+GROUP_SIZE = 15  # five noises and three seeds
+
+
+class Wanted(NamedTuple):
+    """What a command asks for."""
+
+    tables: list[PaperTable]
+    figures: list[str]
+    others: list[str]  # galleries, densities
+    patterns: list[str]  # of cells, as in mnist/SPR/symmetric 40; []: all
+    seeds: list[int]
+    choice: Choice
+
+    def cells(self, table: PaperTable) -> list[PaperCell]:
+        """Return the cells of a table that are asked for."""
+        return [cell for cell in table_cells(table, self.choice) if matches(cell, self.patterns)]
+
+
+def names() -> list[str]:
+    """Return the names of all tables and figures."""
+    return [*dict.fromkeys(table.name for table in paper_tables()), *FIGURES, GALLERIES, DENSITIES]
+
+
+def wanted(
+    asked: Sequence[str], patterns: Sequence[str], seeds: Sequence[int], choice: Choice, *, figures: bool = True
+) -> Wanted:
+    """Return the tables and figures with these names; none or `all`: everything."""
+    chosen = [ALIASES.get(name, name) for name in asked]
+    unknown = [name for name in chosen if name not in (*names(), "all")]
+    if unknown:
+        raise UserError(f"The paper has no table or figure {unknown[0]!r}: choose from {', '.join(names())}, all.")
+    everything = not chosen or "all" in chosen
+    return Wanted(
+        [table for table in paper_tables() if everything or table.name in chosen],
+        [name for name in FIGURES if figures and (everything or name in chosen)],
+        [name for name in (GALLERIES, DENSITIES) if figures and name in chosen],
+        list(patterns),
+        list(seeds),
+        choice,
+    )
+
+
+def matches(cell: PaperCell, patterns: Iterable[str]) -> bool:
+    """Return whether a cell's dataset/method/column fits one of the patterns; shorter patterns fit all the rest."""
+    name = f"{cell.dataset}/{cell.method}/{cell.column}".lower()
+    patterns = [pattern.lower() for pattern in patterns]
+    return not patterns or any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}/*") for pattern in patterns)
+
+
+class Coverage(NamedTuple):
+    """Number of a table's cells by their state."""
+
+    table: str
+    dataset: str
+    # all, measured, of the others: measured with another budget only, missing but possible here, not possible here
+    counts: tuple[int, int, int, int, int]
+    why: str  # why some are not possible
+
+
+def coverage(ask: Wanted, store: Store) -> list[Coverage]:
+    """Return the state of every table that is asked for, in the paper's order."""
+    budgets = sorted({float(r.get("budget", 1.0)) for r in store.finished.values()} - {ask.choice.budget})
+    rows = []
+    for table in ask.tables:
+        cells = ask.cells(table)
+        if not cells:
+            continue
+        ours = our_cells(cells, store.finished, ask.choice)
+        other: set[tuple[str, object]] = set()
+        for budget in budgets:
+            choice = ask.choice._replace(budget=budget)
+            other |= our_cells(ask._replace(choice=choice).cells(table), store.finished, choice).keys()
+        left = [cell for cell in cells if (cell.method, cell.column) not in ours]
+        why = sorted({cell.why_not for cell in left if cell.why_not})
+        impossible = sum(bool(cell.why_not) for cell in left)
+        n_other = sum((cell.method, cell.column) in other for cell in left)
+        counts = len(cells), len(ours), n_other, len(left) - impossible, impossible
+        rows.append(Coverage(table.name, table.dataset, counts, "; ".join(why)))
+    return rows
+
+
+class MissingRun(NamedTuple):
+    """A run that the store lacks, and the share of cells and curves that it fills."""
+
+    settings: RunSettings
+    fills: float
+
+
+def missing_runs(ask: Wanted, store: Store) -> dict[RunKey, MissingRun]:
+    """Return the runs that are needed for what is asked for and are neither finished nor impossible here."""
+    found: dict[RunKey, MissingRun] = {}
+
+    def add(key: RunKey, settings: RunSettings) -> None:
+        before = found[key].fills if key in found else 0.0
+        found[key] = MissingRun(settings, before + 1 / len(ask.seeds))
+
+    for cell in (cell for table in ask.tables for cell in ask.cells(table) if not cell.why_not):
+        for seed in ask.seeds:
+            runs = {run_key(own, digest_for(own, ask.choice)): own for own in (_seeded(r, seed) for r in cell.runs)}
+            if not any(key in store.finished for key in runs):
+                key = next((key for key in runs if key in found), next(iter(runs)))  # one that is needed anyway
+                add(key, runs[key])
+    for name in ask.figures:
+        for series, run in figure_runs(FIGURES[name], ask.choice):
+            if not why_not_dataset(run.dataset) and _fits_dataset(run, ask.patterns):
+                for seed in ask.seeds:
+                    own = _seeded(run, seed)
+                    if not series.is_measured(store.result(own)):
+                        add(run_key(own), own)
+    if GALLERIES in ask.others:
+        for own in gallery_runs(ask):
+            if held_at_end(store, own) is None:
+                add(run_key(own), own)
+    return found
+
+
+def gallery_runs(ask: Wanted) -> list[RunSettings]:
+    """Return the runs whose purified buffers are shown, of the first seed."""
+    runs = [_spr(name, ask) for name in CLASSES if not why_not_dataset(name)]
+    return [run for run in runs if _fits_dataset(run, ask.patterns)]
+
+
+def density_runs(ask: Wanted) -> list[RunSettings]:
+    """Return the runs whose first delayed buffers are fitted, of the first seed."""
+    return [run for run in (_spr(name, ask) for name in ("mnist", "cifar10")) if _fits_dataset(run, ask.patterns)]
+
+
+def _spr(dataset: str, ask: Wanted) -> RunSettings:
+    """Return SPR with 40 % symmetric noise, or with the dataset's own."""
+    choice = ask.choice
+    return resolve(
+        dataset=dataset,
+        budget=choice.budget,
+        seed=ask.seeds[0],
+        device=choice.device,
+        precision=choice.precision,
+    )
+
+
+def _seeded(run: RunSettings, seed: int) -> RunSettings:
+    return replace(run, seed=seed)
+
+
+def _fits_dataset(run: RunSettings, patterns: Sequence[str]) -> bool:
+    """Return whether a run of a figure has a dataset that the patterns of cells name."""
+    return not patterns or any(fnmatch(run.dataset, pattern.partition("/")[0].lower()) for pattern in patterns)
+
+
+class Planned(NamedTuple):
+    """A group of runs with its estimate."""
+
+    group: Group
+    seconds: float | None  # None: nothing similar was measured
+    fills: float  # cells and curves, in shares of their seeds
+
+
+def ordered_plan(ask: Wanted, store: Store, rates: Rates, group_size: int = GROUP_SIZE) -> list[Planned]:
+    """Return the groups of missing runs, the cheapest per cell first; groups of unknown cost are last."""
+    missing = missing_runs(ask, store)
+    fills = {store.path_for(m.settings, digest_for(m.settings, ask.choice)): m for m in missing.values()}
+    planned = []
+    for group in plan_groups({path: m.settings for path, m in fills.items()}, group_size):
+        each = [rates.seconds(settings) for settings in group.runs.values()]
+        seconds = None if any(s is None for s in each) else sum(s for s in each if s is not None)
+        planned.append(Planned(group, seconds, sum(fills[path].fills for path in group.runs)))
+    return sorted(planned, key=lambda p: (p.seconds is None, (p.seconds or 0.0) / max(p.fills, 1e-9)))

@@ -1,0 +1,201 @@
+"""`purereplay reproduce`: what is measured, the plan of what is missing, and the tables and figures of a store."""
+
+import csv
+import io
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from purereplay.cli.app import app
+from purereplay.errors import Interrupted, UserError
+from purereplay.evaluate.identity import run_key
+from purereplay.evaluate.rates import Rates
+from purereplay.evaluate.settings import resolve
+from purereplay.evaluate.store import Store
+from purereplay.paper import cells, figures, reproduce
+from purereplay.paper.cells import Choice, table_cells
+from purereplay.paper.figures import FIGURES, figure_runs, top_three
+from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
+from purereplay.paper.reproduce import coverage, missing_runs, ordered_plan, wanted
+from purereplay.report.table_text import table_text
+
+ROOT = Path(__file__).parent.parent.parent
+SYMMETRIC = Column("symmetric", 0.4)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Store:
+    """All results of the project."""
+    return Store(tmp_path_factory.mktemp("store"), [ROOT / "results"])
+
+
+def ask(*names: str, cells: str = "", seeds: tuple[int, ...] = (1, 2, 3), **choice):
+    return wanted(names, [cells] if cells else [], seeds, Choice(**choice))
+
+
+def test_every_number_of_the_paper_is_a_cell_with_runs():
+    found = [cell for table in paper_tables() for cell in table_cells(table)]
+    assert len(found) == 782
+    assert all(cell.runs or "file" in cell.why_not for cell in found)
+    assert {cell.dataset for cell in found} == {"mnist", "cifar10", "cifar100", "webvision14"}
+    assert sum(not cell.runs for cell in found) == 3  # ImageNet features without a file
+
+
+def test_features_of_the_user_fill_their_table():
+    choice = Choice(features_file="f.npz", features_digest="abc")
+    table = paper_table("filtering_imagenet_features", "cifar10")
+    [cell] = [c for c in table_cells(table, choice) if c.method == "ImageNet pretrained" and c.column == SYMMETRIC]
+    assert cell.runs[0].features_file == "f.npz" and cell.runs[0].options.features == "file"
+    other = choice._replace(features_digest="def")
+    assert cell.keys(choice) != cell.keys(other)
+
+
+def test_the_list_counts_every_cell_once(kept):
+    rows = {(r.table, r.dataset): r.counts for r in coverage(ask(), kept)}
+    assert sum(counts[0] for counts in rows.values()) == 782
+    assert rows["overall_accuracy", "mnist"][:2] == (131, 131)
+    assert rows["episode_b", "mnist"][1] >= 6  # Multitask, which does not depend on the order of tasks
+    for n, measured, other, missing, impossible in rows.values():
+        assert n == measured + missing + impossible and other <= missing + impossible
+
+
+def test_nothing_that_is_finished_is_planned(kept):
+    assert missing_runs(ask("table1", cells="mnist"), kept) == {}
+    left = missing_runs(ask("half_buffer", cells="mnist/*", seeds=(1,)), kept)
+    assert len(left) == 25 and all(key not in kept.finished for key in left)
+    assert {m.settings.options.memory_size for m in left.values() if m.settings.learner == "gdumb"} == {150}
+    shared = missing_runs(ask("filtering_e5", "overall_accuracy", cells="cifar10/SPR", seeds=(2,)), kept)
+    assert {m.settings.learner for m in shared.values()} == {"spr"}  # one run fills both tables
+    assert all(m.fills == 2 for m in shared.values())
+
+
+def test_the_plan_is_cheapest_first_and_always_the_same(kept):
+    rates = Rates(kept.finished.values(), gpu=True)
+    plan = ordered_plan(ask("episode_b", "half_buffer", cells="mnist"), kept, rates)
+    prices = [p.seconds / p.fills for p in plan]
+    assert prices == sorted(prices) and len(plan) > 5
+    assert plan == ordered_plan(ask("episode_b", "half_buffer", cells="mnist"), kept, rates)
+    assert all(len(p.group.runs) <= 15 for p in plan)
+    for planned in plan:  # networks of one shape
+        assert len({(s.learner, s.options.network) for s in planned.group.runs.values()}) == 1
+
+
+def test_estimates_are_close_to_what_was_measured(kept):
+    rates = Rates(kept.finished.values(), gpu=True)
+    run = resolve(dataset="mnist", learner="crs", device="cpu")
+    measured = [r["seconds"]["total"] for k, r in kept.finished.items() if k.cell == run_key(run).cell]
+    assert rates.seconds(run) == pytest.approx(sum(measured) / len(measured), rel=0.3)
+    tenth = rates.seconds(resolve(dataset="mnist", budget=0.1, device="cpu"))
+    assert rates.seconds(resolve(dataset="mnist", device="cpu")) > 4 * tenth
+    gdumb = [resolve(dataset="cifar100", learner="gdumb", device="cpu", evaluate=e) for e in ("tasks", "end")]
+    assert rates.seconds(gdumb[0]) > 15 * rates.seconds(gdumb[1])  # twenty classifiers, or one
+    assert Rates([], gpu=True).seconds(run) is None
+
+
+def test_figures_have_the_runs_that_the_paper_compares(kept):
+    for figure in FIGURES.values():
+        assert figure_runs(figure, Choice())
+    assert top_three("mnist", SYMMETRIC) == ["SPR", "CRS + L2R", "MIR + L2R"]
+    learners = {run.learner for _, run in figure_runs(FIGURES["supervised_base"], Choice())}
+    assert learners == {"spr", "supervised-base"}
+    memories = {getattr(run.options, "memory", "") for _, run in figure_runs(FIGURES["noise_robustness"], Choice())}
+    assert memories == {"", "reservoir"}
+    panel = FIGURES["variance"].panels(Choice())[0]
+    points = panel.series[0].points(kept.finished)
+    assert sorted(points) == [1, 2, 3, 4, 5] and len(points[5].values) == 5
+    assert points[5].mean == pytest.approx(86.9, abs=0.1) and panel.series[0].paper == {5: 86.7}
+
+
+def test_a_curve_needs_an_evaluation_after_each_task():
+    result = {"accuracy_after_task": [0.5], "task_accuracies": [0.5, 0.5], "accuracy_matrix": [[0.5, 0.5]]}
+    assert figures.after_each_task(result) is None and figures.on_the_first_task(result) is None
+    full = {"accuracy_after_task": [0.5, 0.6], "task_accuracies": [0.4, 0.5], "accuracy_matrix": [[0.9, 0], [0.4, 0.8]]}
+    assert figures.after_each_task(full) == [0.5, 0.6] and figures.on_the_first_task(full) == [0.9, 0.4]
+    assert figures.on_the_first_task({"accuracy_after_task": [0.5]}) is None  # of version 0.1.0
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match=r"no table or figure 'table9': choose from overall_accuracy, .*, all\."):
+        ask("table9")
+
+
+# ---------------------------------------------------------------- tables as text
+
+
+def test_tables_are_written_for_other_programs():
+    lines = [["accuracy, %", "a & b"], ["SPR", "1.0 ± 0.5 (2.0)"]]
+    assert list(csv.reader(io.StringIO(table_text(lines, "csv")))) == lines
+    assert table_text(lines, "markdown").splitlines()[1] == "| --- | --- |"
+    latex = table_text(lines, "latex", "title", "note_1")
+    assert r"a \& b" in latex and r"1.0 $\pm$ 0.5" in latex and r"% title note\_1" in latex
+    assert latex.count(r"\\") == 2 and r"\begin{tabular}{lr}" in latex
+    head, row = table_text(lines, "text").splitlines()
+    assert head.index("a & b") == row.index("1.0")
+    with pytest.raises(UserError, match="format 'xml' is unknown"):
+        table_text(lines, "xml")
+
+
+# ---------------------------------------------------------------- computing
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """A paper about digits, with one table and one figure."""
+    values = {("SPR", SYMMETRIC): 80.0, ("CRS", SYMMETRIC): 40.0, ("CRS", Column("symmetric", 0.2)): 50.0}
+    table = PaperTable(
+        "overall_accuracy", "digits", "accuracy", ["CRS", "SPR"], [Column("symmetric", 0.2), SYMMETRIC], values
+    )
+
+    def panels(choice):
+        run = figures._run(choice, "digits", "crs", SYMMETRIC)
+        return [figures.Panel("digits", (figures.Series("CRS", (run,), curve=figures.on_the_first_task),), "tasks")]
+
+    monkeypatch.setattr(reproduce, "paper_tables", lambda: [table])
+    monkeypatch.setattr(reproduce, "FIGURES", {"forgetting": figures.PaperFigure("forgetting", "T1", panels)})
+    monkeypatch.setitem(FIGURES, "forgetting", figures.PaperFigure("forgetting", "T1", panels))
+    monkeypatch.setattr(cells, "resolve", lambda **given: _small(resolve(**given)))
+    monkeypatch.setattr(figures, "resolve", lambda **given: _small(resolve(**given)))
+
+
+def _small(run):
+    options = {"hidden": 8} | ({"finetune_epochs": 1} if run.learner == "spr" else {})
+    return replace(run, options=replace(run.options, **options))
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    found = CliRunner().invoke(app, ["reproduce", *arguments], catch_exceptions=True)
+    if code == 0 and found.exception is not None:
+        raise found.exception
+    return found.output
+
+
+def test_missing_runs_are_computed_once_and_shown(digits, tmp_path):
+    store = ["--store", str(tmp_path / "s"), "--sources", str(tmp_path / "none"), "--device", "cpu"]
+    small = [*store, "--budget", "0.0005", "--seeds", "1,2"]
+    assert "all" in call("--list", *store)
+    planned = call("all", "--dry-run", *small)
+    assert "6 runs in 2 groups" in planned and "unknown" in planned
+    with pytest.raises(Interrupted):
+        call("all", *small, "--minutes", "0.000001")
+    assert (tmp_path / "s" / "plan.json").exists()
+    out = call("all", *small, "--format", "markdown", "--out", str(tmp_path / "out"))
+    assert "3 of 3 cells measured; seeds 1 to 2; 0.0005 times SPR's self-supervised epochs" in out
+    assert "6 missing runs" in out and "(80.0, worse)" in out
+    lines = (tmp_path / "s" / "results.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    table = (tmp_path / "out" / "tables" / "overall_accuracy-digits.md").read_text()
+    assert table.startswith("**overall_accuracy of digits**") and "| CRS |" in table
+    assert imread(tmp_path / "out" / "figures" / "forgetting.png").std() > 0.05
+    assert "<svg" in (tmp_path / "out" / "figures" / "forgetting.svg").read_text()
+    points = list(csv.DictReader((tmp_path / "out" / "figures" / "forgetting.csv").open()))
+    assert [p["x"] for p in points] == ["1", "2", "3", "4", "5"] and {p["seeds"] for p in points} == {"2"}
+    began = time.monotonic()
+    again = call("all", *small, "--format", "csv")
+    assert "0 missing runs" in again and time.monotonic() - began < 5
+    assert (tmp_path / "s" / "results.jsonl").read_text().splitlines() == lines
+    assert "nothing is missing" in call("all", "--dry-run", *small)
+    assert "0 missing runs" not in call("all", *small[:-1], "3", "--show")
