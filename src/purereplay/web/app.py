@@ -90,8 +90,6 @@ class Server:
         return AuditSamples(s.audit, s.images)
 
     def _publish(self, opinion: opinions.Opinion) -> None:
-        if self.first_accuracy is None:
-            self.first_accuracy = opinion.accuracy
         self.desk.opinion = opinion
         self.n_opinions += 1
 
@@ -141,6 +139,8 @@ class Server:
 
     def _status(self) -> dict[str, Any]:
         teacher = self.teacher
+        if self.first_accuracy is None:
+            self.first_accuracy = self.desk.opinion.accuracy
         return {
             "statistics": self.desk.statistics(),
             "pages": self.desk.log.n_pages(),

@@ -104,25 +104,31 @@ class Teacher(threading.Thread):
             numbers = self.scores.table.number
             n = int(numbers.max()) + 1 if len(numbers) else 0
 
-            def use(current: Current | None) -> tuple[str, Opinion] | None:
+            def use(current: Current | None) -> tuple[Current, Opinion] | None:
                 if current is None or (current.digest == self._learner and n <= len(self._last.suggested)):
                     return None
                 self.activity = "training the classifier"
                 classifier = current_classifier(store, current, self.engine)
                 if classifier is None:
                     return None
-                return current.digest, self._opinion(store, current, classifier, n)
+                return current, self._opinion(store, classifier, n)
 
             made = with_current(store, use)
             if made is None:
                 return
-            digest, opinion = made
-            self.publish(opinion)
+            current, opinion = made
+            self.publish(opinion)  # suggestions come first
             self.activity = "classifying"
             self._classify(store, opinion)
-            self._learner, self._last = digest, opinion
+            self._learner, self._last = current.digest, opinion
+            if self._ended.is_set():
+                return
+            self.activity = "estimating the noise"
+            with store.snapshot():
+                opinion.accuracy = self._accuracy(store, opinion)
+                opinion.noise = self._noise(store, current)
 
-    def _opinion(self, store: Store, current: Current, classifier: Classifier, n: int) -> Opinion:
+    def _opinion(self, store: Store, classifier: Classifier, n: int) -> Opinion:
         """Return the opinion of a new classifier; suggestions are those of the one before until they are replaced."""
         table = self.scores.table
         held = np.array([p for (p,) in store.query("SELECT position FROM purified")], np.int64)
@@ -140,8 +146,8 @@ class Teacher(threading.Thread):
             numbers,
             np.array(labels, np.int64),
             features_of(classifier, _images(store, numbers.tolist())) if len(numbers) else None,
-            noise=self._noise(store, current),
-            accuracy=self._accuracy(store, classifier),
+            noise=old.noise,
+            accuracy=old.accuracy,
         )
 
     def _noise(self, store: Store, current: Current) -> NoiseRate:
@@ -154,9 +160,9 @@ class Teacher(threading.Thread):
         features = embed(learner.network, learner.inference_base, images, penultimate=True).cpu().numpy()
         return noise_rates(features, table.label[rows], len(self.scores.labels))[0]
 
-    def _accuracy(self, store: Store, classifier: Classifier) -> float | None:
+    def _accuracy(self, store: Store, opinion: Opinion) -> float | None:
         """Return the accuracy on the user's test folder."""
-        if self.test is None:
+        if self.test is None or opinion.classifier is None:
             return None
         s, labels = store.image_settings, store.labels()
         images, wanted = [], []
@@ -171,7 +177,7 @@ class Teacher(threading.Thread):
             wanted.append(offer.label)
         if not images:
             raise UserError(f"{self.test} holds no images that can be classified: use folders label/name.png.")
-        codes = classifier.predict(torch.stack(images)).tolist()
+        codes = opinion.classifier.predict(torch.stack(images)).tolist()
         n_right = sum(labels[int(code)] == label for code, label in zip(codes, wanted, strict=True))
         return n_right / len(wanted)
 
