@@ -115,6 +115,7 @@ def show_learned(state: Path, done: LearnProgress) -> None:
     if done.n_scored:
         command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
+        out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
 
 
 def show_review(state: Path) -> None:
