@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
 @pytest.mark.long
 def test_runs_side_by_side(runs, monkeypatch, tmp_path):
     out = tmp_path / "report.html"
-    assert call(monkeypatch, "report", *sorted(runs.iterdir()), "--out", out) == 0
+    assert call(monkeypatch, "report", *sorted(runs.iterdir()), "--fixed-graphs", 3, "--out", out) == 0
     text = out.read_text()
     check_alone(text)
     results = [json.loads((runs / name / "result.json").read_text()) for name in ("spr-1", "spr-2")]
@@ -74,6 +74,13 @@ def test_runs_side_by_side(runs, monkeypatch, tmp_path):
     assert f"{values.mean():.1f} ± {values.std(ddof=1):.1f}" in text
     # the confusion is computed from the checkpoint, and gives the same accuracy
     assert set(re.findall(r"([\d.]+) % right", text)) == {f"{values[0]:.1f}"}
+    # three buffers are scored again, with experts trained again, and accept what the run accepted
+    [data] = [json.loads(script) for script in Scripts(text).scripts if script.startswith("{")]
+    lines = [json.loads(line) for line in (runs / "spr-1" / "metrics.jsonl").read_text().splitlines()]
+    passed = {line["buffer"]: line["n_passed"] for line in lines if line["event"] == "buffer"}
+    found = {b["number"]: sum(cell["accepted"] for cell in b["labels"].values()) for b in data["buffers"]}
+    assert list(found) == [12, 13, 14] and found == {number: passed[number] for number in found}
+    assert "They accept as many samples as the run did." in text
     assert text.count("<figure>") >= 5 and "not in the paper" in text and "purity" in text
 
 

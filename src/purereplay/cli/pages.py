@@ -77,8 +77,12 @@ def report_(
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     images: Annotated[int, typer.Option(help="Images in each gallery.")] = 200,
     fixed_graphs: Annotated[
-        int, typer.Option(help="Buffers of a state, the last ones, whose fixed graph is computed as well.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            help="Buffers, the last ones, whose fixed graph is computed as well; experts of a run are trained again. "
+            "(default: 10 of a state, 0 of a run)"
+        ),
+    ] = None,
     device: Device = "cpu",
 ) -> None:
     """Write a report of runs or of a state: one HTML file that opens from the disk and needs nothing else.
@@ -96,7 +100,7 @@ def report_(
     """
     if bool(runs) == (state is not None):
         raise UserError("Name what to report: either folders of runs, or --state DIR.")
-    if images < 0 or fixed_graphs < 0:
+    if images < 0 or (fixed_graphs or 0) < 0:
         raise UserError("--images and --fixed-graphs must not be negative.")
     from purereplay.report.terminal import reporting
 
@@ -105,12 +109,15 @@ def report_(
             from purereplay.live.session import make_engine
             from purereplay.report.state_report import Extent, write_state_report
 
-            write_state_report(state, make_engine(device), out, Extent(images, fixed_graphs), progress)
+            write_state_report(
+                state, make_engine(device), out, Extent(images, 10 if fixed_graphs is None else fixed_graphs), progress
+            )
         else:
             from purereplay.paper.beside import paper_accuracy
-            from purereplay.report.run_report import write_run_report
+            from purereplay.report import run_report
 
-            write_run_report(runs or [], out, paper_accuracy, n_images=images, device=device, progress=progress)
+            extent = run_report.Extent(images, fixed_graphs or 0, device)
+            run_report.write_run_report(runs or [], out, paper_accuracy, extent, progress)
 
 
 @app.command()

@@ -5,6 +5,8 @@ Everything is computed from the newest checkpoint and the data; no file of the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +19,13 @@ from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint
 from purereplay.evaluate.preparation import load, make_data_spec, make_learner, make_stream
 from purereplay.evaluate.results import RunDirectory
+from purereplay.learners.spr.buffers import FullBuffer
+from purereplay.learners.spr.learner import SPR
 from purereplay.memory.purified import PurifiedBuffer
+from purereplay.nets.device import pick_precision
 from purereplay.nets.engine import Engine
+from purereplay.nets.lockstep import drive
+from purereplay.purify.self_centered import score_samples, select
 
 Whole = NDArray[np.int64]
 
@@ -38,6 +45,52 @@ class Inspection(NamedTuple):
     confusion: Whole  # (n_classes, n_classes): test samples by true and predicted label
     held: Held | None  # None: the learner has no purified buffer
     n_classes: int
+
+
+class Rescored(NamedTuple):
+    """A delayed buffer whose features were computed again, as the run computed them."""
+
+    number: int
+    images: NDArray[np.uint8]  # (n, C, H, W)
+    labels: Whole  # as given
+    true_labels: Whole | None
+    probability: NDArray[np.float64]
+    centrality: NDArray[np.float64]  # mean over the sampled graphs
+    fixed: NDArray[np.float64]  # centrality in the graph of all similarities
+    accepted: NDArray[np.bool_]
+
+
+def rescore(path: Path, n: int, device: str, progress: Callable[[int, int], None]) -> list[Rescored]:
+    """Score the last n delayed buffers of a run again, with the same features; its experts are trained again.
+
+    UserError unless the run has the Self-Centered filter with features that do not depend on other networks.
+    """
+    _, settings = RunDirectory.open(path)
+    dataset = load(settings)
+    given, stream = make_stream(settings, dataset)
+    precision = settings.precision if device == settings.device else pick_precision("auto", device)
+    engine = Engine(torch.device(device), precision=precision)
+    learner = make_learner(settings, make_data_spec(settings, dataset), engine)
+    if type(learner) is not SPR or learner.buffer_filter.choice.name != "self-centered":
+        raise UserError(f"The scores of the learner {settings.learner} cannot be computed again.")
+    size, options = learner.delayed.capacity, learner.buffer_filter.choice.options
+    total = -(-len(stream) // size)
+    found = []
+    for i, number in enumerate(range(max(0, total - n), total)):
+        progress(i, min(n, total))
+        batch = stream.batch(number * size, min(len(stream), (number + 1) * size))
+        buffer = FullBuffer(number, batch._replace(images=batch.images.to(engine.device)))
+        [features], _ = drive(learner.buffer_filter.buffer_features([buffer], learner._seed), engine)
+        seed = learner._seed("graphs", number)
+        verdict = score_samples(features, batch.labels, seed, options=options)
+        fixed = score_samples(features, batch.labels, seed, options=replace(options, n_graphs=0)).centrality
+        probability = verdict.clean_probability.cpu()
+        accepted = select(probability, learner._seed("selection", number))
+        index = batch.index.numpy()
+        truth = None if dataset.true_labels is None else dataset.true_labels[index]
+        scores = (t.cpu().numpy() for t in (probability, verdict.centrality, fixed, accepted))
+        found.append(Rescored(number, dataset.images[index], given[index], truth, *scores))
+    return found
 
 
 def inspect_run(path: Path, device: str = "cpu") -> Inspection:

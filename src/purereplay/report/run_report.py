@@ -13,10 +13,11 @@ import numpy as np
 from purereplay.data.files import write_whole
 from purereplay.errors import UserError
 from purereplay.evaluate.compare import MEASURES, Cell, describe_data, describe_learner
-from purereplay.evaluate.inspection import Held, Inspection, inspect_run
+from purereplay.evaluate.inspection import Held, Inspection, inspect_run, rescore
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.report import page, pictures
+from purereplay.report.histograms import Scored, histogram_data
 from purereplay.report.page import Tile
 from purereplay.report.terminal import duration, percent
 
@@ -52,9 +53,15 @@ def read_runs(paths: list[Path]) -> list[Run]:
     return runs
 
 
-def write_run_report(
-    paths: list[Path], out: Path, paper: PaperValue, *, n_images: int, device: str, progress: Progress
-) -> None:
+class Extent(NamedTuple):
+    """How much goes into a report."""
+
+    n_images: int  # in each gallery
+    n_fixed: int  # buffers of the first run, the last ones, that are scored again
+    device: str
+
+
+def write_run_report(paths: list[Path], out: Path, paper: PaperValue, extent: Extent, progress: Progress) -> None:
     """Write the report of finished runs to one file, side by side if there are several."""
     runs = read_runs(paths)
     groups: dict[str, list[Run]] = defaultdict(list)
@@ -63,7 +70,9 @@ def write_run_report(
     parts = [_headline(groups, paper), _curves(groups)]
     for i, (name, members) in enumerate(groups.items()):
         progress("classifiers", i, len(groups))
-        parts.append(_group_section(name, members[0], n_images, device))
+        parts.append(_group_section(name, members[0], extent.n_images, extent.device))
+    if extent.n_fixed:
+        parts.append(_centrality_section(runs[0], extent, progress))
     parts += [_times_section(groups), _facts_section(runs)]
     title = runs[0].path.resolve().name if len(runs) == 1 else f"{len(runs)} runs"
     write_whole(out, page.page(f"Report of {title}", parts).encode())
@@ -164,6 +173,40 @@ def _gallery(held: Held, names: list[str], n: int) -> str:
     words = f"{len(tiles)} of {len(held.labels)} samples of the purified buffer, the surest first"
     words += "." if held.true_labels is None else "; wrong labels have an orange frame."
     return page.details("Gallery of the purified buffer", page.paragraph(words, soft=True), page.gallery(tiles))
+
+
+def _centrality_section(run: Run, extent: Extent, progress: Progress) -> str:
+    """Return histograms and rejected samples of buffers that are scored again."""
+    title = f"Centrality: {run.path.name}"
+    try:
+        found = rescore(run.path, extent.n_fixed, extent.device, lambda i, n: progress("graphs", i, n))
+    except UserError as error:
+        return page.section(title, page.paragraph(f"Left out: {error}"))
+    names = [str(c) for c in range(1 + max(int(buffer.labels.max()) for buffer in found))]
+    scored = [Scored(b.number, b.labels, b.centrality, b.accepted, b.fixed) for b in found]
+    recorded = {line["buffer"]: line["n_passed"] for line in run.lines if line["event"] == "buffer"}
+    same = all(int(b.accepted.sum()) == recorded.get(b.number) for b in found)
+    agrees = (
+        "They accept as many samples as the run did." if same else "On this device the numbers differ from the run's."
+    )
+    rejected = [(b, i) for b in found for i in np.flatnonzero(~b.accepted).tolist()]
+    rejected.sort(key=lambda pair: float(pair[0].probability[pair[1]]))
+    tiles = []
+    for b, i in rejected[: extent.n_images]:
+        truth = None if b.true_labels is None else int(b.true_labels[i])
+        is_wrong = truth is not None and truth != int(b.labels[i])
+        note = "" if truth is None else f"true label {truth}"
+        tiles.append(Tile(b.images[i], names[int(b.labels[i])], float(b.probability[i]), note, is_wrong))
+    words = f"{len(tiles)} of {len(rejected)} rejected samples of these buffers, the most doubtful first."
+    return page.section(
+        title,
+        page.paragraph(
+            f"The last {len(found)} delayed buffers, scored again with the same features. {agrees} The beta mixture has "
+            "two components: noisy (orange, dashed) and clean (blue)."
+        ),
+        page.histograms(histogram_data(scored, names)),
+        page.details("Gallery of the rejected", page.paragraph(words, soft=True), page.gallery(tiles)),
+    )
 
 
 def _times_section(groups: dict[str, list[Run]]) -> str:
