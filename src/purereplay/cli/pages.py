@@ -109,15 +109,14 @@ def report_(
             from purereplay.live.session import make_engine
             from purereplay.report.state_report import Extent, write_state_report
 
-            write_state_report(
-                state, make_engine(device), out, Extent(images, 10 if fixed_graphs is None else fixed_graphs), progress
-            )
+            extent = Extent(images, 10 if fixed_graphs is None else fixed_graphs)
+            write_state_report(state, make_engine(device), out, extent, progress)
         else:
             from purereplay.paper.beside import paper_accuracy
             from purereplay.report import run_report
 
-            extent = run_report.Extent(images, fixed_graphs or 0, device)
-            run_report.write_run_report(runs or [], out, paper_accuracy, extent, progress)
+            wanted = run_report.Extent(images, fixed_graphs or 0, device)
+            run_report.write_run_report(runs or [], out, paper_accuracy, wanted, progress)
 
 
 @app.command()

@@ -201,8 +201,8 @@ def _centrality_section(run: Run, extent: Extent, progress: Progress) -> str:
     return page.section(
         title,
         page.paragraph(
-            f"The last {len(found)} delayed buffers, scored again with the same features. {agrees} The beta mixture has "
-            "two components: noisy (orange, dashed) and clean (blue)."
+            f"The last {len(found)} delayed buffers, scored again with the same features. {agrees} The beta mixture "
+            "has two components: noisy (orange, dashed) and clean (blue)."
         ),
         page.histograms(histogram_data(scored, names)),
         page.details("Gallery of the rejected", page.paragraph(words, soft=True), page.gallery(tiles)),
