@@ -5,21 +5,25 @@ An observer receives every step and may stop the loop between two of them.
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from purereplay.errors import Interrupted
+from purereplay.errors import BusyError, Interrupted
 from purereplay.learners.base import FilterReport
 from purereplay.learners.own_data import own_entry
 from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
-from purereplay.live.reviewed import Reviewed
+from purereplay.live.reviewed import Reviewed, log_path
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
 from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
+
+_PATIENCE = 10.0  # seconds to wait for a state that is being reviewed
 
 
 @dataclass
@@ -77,10 +81,23 @@ def learn(
     `answers`: where every item of a pipe is acknowledged.
     """
     source = open_source(data, state=state, root=root, follow=follow)
-    with Session.open(state, wanted, make_engine(device)) as session:
+    with ExitStack() as stack:
+        session = _opened(stack, state, wanted, device)
         loop = _Loop(session, source, observer or LearnObserver(), answers)
         loop.run(rest=source.ends if rest is None else rest)
     return loop.progress
+
+
+def _opened(stack: ExitStack, state: Path, wanted: Wanted, device: str) -> Session:
+    """Open a state; a review page may hold it for a few seconds, while it absorbs decisions."""
+    engine, end = make_engine(device), time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return stack.enter_context(Session.open(state, wanted, engine))
+        except BusyError:
+            if time.monotonic() > end or not log_path(state).exists():
+                raise
+            time.sleep(0.2)
 
 
 class _Loop:

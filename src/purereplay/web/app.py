@@ -65,6 +65,15 @@ class Server:
     @asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
         """Open samples and log; the thread of the event loop owns them."""
+        try:
+            async with self._opened():
+                yield
+        except UserError as error:
+            app.state.failure = error  # the server only says that the start failed
+            raise
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
         with ExitStack() as stack:
             samples = self._samples(stack)
             log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -23,14 +24,15 @@ def serve(subject: Subject, engine: Engine, *, host: str, port: int | None, anno
     app = make_app(subject, engine, token=token, host=host, port=number)
     shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, date_header=False, timeout_graceful_shutdown=5
+        app, log_level="critical", access_log=False, server_header=False, date_header=False, timeout_graceful_shutdown=5
     )
     sys.setswitchinterval(0.001)  # requests are answered while another thread computes
     server = _Server(config, lambda: announce(f"http://{shown}:{number}/?token={token}"))
     with listening:
-        server.run(sockets=[listening])
-    if not server.started:
-        raise UserError("The review page could not be started; see the message above.")
+        try:
+            server.run(sockets=[listening])
+        except SystemExit:
+            raise getattr(app.state, "failure", UserError("The review page could not be started.")) from None
 
 
 class _Server(uvicorn.Server):
@@ -43,6 +45,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            logging.getLogger("uvicorn.error").setLevel("WARNING")
             self._ready()
 
 
