@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from purereplay.cli.app import Seed, app
+from purereplay.cli.app import Log, Seed, app
 from purereplay.cli.options import Cluster, Dataset, takes_lists_of_run_options, takes_run_options
 from purereplay.errors import UserError
 from purereplay.learners.registry import names
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def run(
     settings: RunSettings,
     out: Annotated[Path, typer.Option(help="Folder for settings, metrics, checkpoints and result.")],
+    log: Log = None,
 ) -> None:
     """Learn one noisy stream from beginning to end, and measure.
 
@@ -35,10 +36,10 @@ def run(
 
         purereplay run --dataset mnist --learner crs --robust sl --out runs/d
     """
-    _run(settings, out, resume=False)
+    _run(settings, out, resume=False, log=log)
 
 
-def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
+def _run(settings: RunSettings, path: Path, *, resume: bool, log: str | None = None) -> Line:
     """Run with progress, and show the result."""
     from purereplay.evaluate import running
     from purereplay.nets.engine import flush_denormals
@@ -46,7 +47,7 @@ def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
     from purereplay.report.progress import run_bars
 
     flush_denormals()
-    with run_bars(report.announce) as observer:
+    with run_bars(report.announce, log) as observer:
         result = running.run(settings, path, observer, resume=resume)
     report.show_result(path, result)
     return result
@@ -86,6 +87,7 @@ def sweep(
         typer.Option(help="Runs that train in lockstep. (default: all of them; 20 on a cluster)"),
     ] = None,
     cluster: Cluster = None,
+    log: Log = None,
 ) -> None:
     """Run every combination of lists; networks of one shape are trained side by side.
 
@@ -117,10 +119,12 @@ def sweep(
 
     if group_size is not None and group_size < 1:
         raise UserError("--group-size must be at least 1.")
+    if log is not None and cluster is not None:
+        raise UserError("--log does not work with --cluster: leave one of them out.")
     n_left = len(running.unfinished_runs(runs))
     console.print(f"{len(runs)} runs, {len(runs) - n_left} of them already finished")
     flush_denormals()
-    with run_bars(report.announce) as observer:
+    with run_bars(report.announce, log) as observer:
         outcome = execute_sweep(runs, out, observer, group_size=group_size, cluster=cluster)
     report.show_sweep(outcome)
     if outcome.failure is not None:
@@ -136,7 +140,8 @@ def demo(
 ) -> None:
     """Run Pure Replay on 1,797 handwritten digits with 40 % wrong labels: about a minute, no download.
 
-    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream.
+    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream. In the end its images are learned into
+    a state, whose labels can be reviewed in the browser.
 
     Example:
 
@@ -155,6 +160,20 @@ def demo(
         settings = resolve(dataset="digits", learner=learner, preset_name="demo", seed=seed, device="cpu")
         _run(settings, path, resume=False)
     show_comparison(collect(list(learners), "accuracy"), "accuracy", out / "compared.png", follow=False)
+    _prepare_review(settings, out / f"review-{seed}")
+
+
+def _prepare_review(settings: RunSettings, folder: Path) -> None:
+    """Learn the images of a run, with their given labels, into a state, and name the command that reviews it."""
+    from purereplay.evaluate.preparation import write_list
+    from purereplay.live.learn import learn
+    from purereplay.live.settings import Wanted
+    from purereplay.report import live as report
+
+    state = folder / "state"
+    with report.learning(is_pipe=False, state=state) as observer:
+        learn(str(write_list(settings, folder)), state, Wanted(), device="cpu", observer=observer)
+    report.show_review(state)
 
 
 @app.command()

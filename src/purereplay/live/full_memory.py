@@ -230,6 +230,9 @@ class FullMemory:
                 [given] = self.store.one("SELECT label FROM samples WHERE position = ?", [position])
                 write_person(self.store, row, n_samples, is_right=given == code)
 
+    def withdraw(self, positions: list[int]) -> None:
+        """Forget nothing yet: `settle` or the next revision leaves out what a person has dropped."""
+
     def teaching(self) -> set[int]:
         """Return the positions of the samples that the classifier learned from."""
         return {position for (position,) in self.store.query("SELECT position FROM purified")}
