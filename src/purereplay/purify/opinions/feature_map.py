@@ -25,6 +25,8 @@ from purereplay.purify import patches
 
 N_FITTED = 3000  # samples that a map of images is fitted on
 N_DIRECTIONS = 256  # features of an image
+# with as many directions as images, the others would tell the label of the one that is left out
+_IMAGES_A_DIRECTION = 3
 _WHITENING = 0.5  # 0: main directions unchanged, 1: all of unit variance
 _CLIP = 10.0  # standard deviations
 _ROWS_AT_ONCE = 500  # fixed, so that a sample's features do not depend on the number of samples
@@ -134,7 +136,7 @@ def _fit_images(images: Tensor, seed: int) -> dict[str, Tensor]:
     deviation, mean = torch.std_mean(responses, 0, correction=0)
     scale = deviation + 1e-6
     x = ((responses - mean) / scale).double()
-    size, vectors = _main_directions(x, min(N_DIRECTIONS, max(1, len(x) - 1)))
+    size, vectors = _main_directions(x, min(N_DIRECTIONS, max(1, len(x) // _IMAGES_A_DIRECTION)))
     directions = vectors / torch.where(size > 1e-5, size**_WHITENING, torch.inf)
     return {
         "filters": filters,

@@ -33,6 +33,7 @@ _ROUNDS, _STEPS = 25, 40  # updates of the noise rate, and steps of the optimise
 _SPARSE_ROUNDS, _SPARSE_STEPS, _UPDATES = 30, 8, 3  # the same for the sparse noise matrix, and its updates
 _CONVERGED = 2e-4  # change of the noise rate
 _LEAST = 1e-4  # of a member's weight
+_SILENT = 1e30  # scale of a member that knows nothing
 
 Real = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -69,7 +70,7 @@ def fit_pool(
     `noise` is a known T, such as 1 for labels that are believed; None: fit it as well. `given` are the labels before
     any correction: with them, trusted samples tell about T too.
     """
-    scales = np.array([max(float(own.std()), 1e-9) for own in scores])
+    scales = np.array([max(float(own.std()), 1e-9) if _knows(own, labels) else _SILENT for own in scores])
     inputs = [own / scale for own, scale in zip(scores, scales, strict=True)]
     problem = _Problem(inputs, labels, trusted, noise, given)
     if noise is not None:
@@ -79,6 +80,15 @@ def fit_pool(
     assert problem.known is not None
     weights, correction, bias, _ = problem.parts(values)
     return Fit(Pool(weights, scales, correction, bias), problem.known)
+
+
+def _knows(scores: Real, labels: Whole) -> bool:
+    """Return whether out-of-sample scores prefer the given labels at all.
+
+    Without the sample its own label is rarer. If features say nothing, that alone would tell the label, reversed.
+    """
+    own = scores[np.arange(len(labels)), labels]
+    return float((own - scores.mean(1)).mean()) > 0
 
 
 def _fit_dense(problem: _Problem) -> Real:
