@@ -94,7 +94,7 @@ def test_the_readmes_python_runs():
     [block] = python_of("README.md")
     assert len([line for line in block.splitlines() if line]) <= 10
     names: dict = {}
-    exec(block.replace("purified_size=200", "purified_size=200, base_epochs=5"), names)
+    exec(block, names)
     assert names["predicted"].shape == (197,) and 0 <= names["noise"] <= 1
     assert len(names["suspects"]) == 1600
 
