@@ -21,7 +21,7 @@ $(DOCS_READY): pyproject.toml constraints.txt | $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
-demo: $(READY)  ## Pure Replay and Self-Purified Replay on 1,797 digits with 40 % wrong labels
+demo: $(READY)  ## Pure Replay and Self-Purified Replay on 1,797 digits with 40 % wrong labels; then review them
 	@$(BIN)/purereplay demo
 
 test: $(READY)  ## the test suite, in a few minutes on two cores

@@ -5,7 +5,7 @@
 
 The samples are scikit-learn's digits, each with a brightness and noise of its own, a fifth of them with a wrong label.
 The time of a block is that until its last line is answered. A pipe waits while all samples are judged again, so
-single blocks take long, and their mean over a factor of 1.5 in the number of samples is what counts.
+single blocks take long, and their mean from one such time to the next is what counts.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from purereplay.live.items import CHUNK
+from purereplay.live.memory_settings import FullMemorySettings
 
 BLOCK = 500  # lines
 WRONG = 0.2
@@ -81,29 +84,41 @@ def measure(n: int, state: Path) -> list[dict[str, float]]:
     return blocks
 
 
-def summary(blocks: list[dict[str, float]], state: Path) -> dict[str, Any]:
-    """Return milliseconds per sample and the most memory between powers of 1.5, and the counts of `status`."""
-    parts, start, stop = [], 0, 1000.0
-    while start < len(blocks):
-        own = [b for b in blocks[start:] if b["samples"] <= stop]
-        if own:
-            seconds = sum(b["seconds"] for b in own)
+def parts(blocks: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Return milliseconds per sample and the most memory between revisions; each part ends with one."""
+    settings, n = FullMemorySettings(), 0
+    found, own, ends = [], [], list[int]()
+    while n < blocks[-1]["samples"]:
+        n = settings.next_revision(n)
+        ends.append(BLOCK * -(-(n + CHUNK) // BLOCK))  # the pipe waits after a chunk is answered
+    for block in blocks:
+        own.append(block)
+        rest = blocks[-1]["samples"] - block["samples"]
+        if (block["samples"] in ends[:-1] and rest >= block["samples"] / 4) or not rest:
             first = own[0]["samples"] - BLOCK
-            parts.append(
+            found.append(
                 {
                     "from": int(first),
                     "to": int(own[-1]["samples"]),
-                    "ms_per_sample": round(1000 * seconds / (own[-1]["samples"] - first), 2),
+                    "ms_per_sample": round(1000 * sum(b["seconds"] for b in own) / (own[-1]["samples"] - first), 2),
                     "memory_mib": max(b["memory_mib"] for b in own),
                 }
             )
-        start += len(own)
-        stop *= 1.5
+            own = []
+    return found
+
+
+def summary(blocks: list[dict[str, float]], state: Path) -> dict[str, Any]:
+    """Return the parts of the pipe, and the counts of `status`."""
     call = [sys.executable, "-m", "purereplay.cli", "status", "--state", str(state), "--format", "json"]
     found = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
     kept = ("samples", "scored", "rejected", "revisions", "bytes")
     noise = [row for row in found["noise"] if row["given"] is None]
-    return {"parts": parts, "status": {name: found[name] for name in kept}, "noise": noise[0] if noise else None}
+    return {
+        "parts": parts(blocks),
+        "status": {name: found[name] for name in kept},
+        "noise": noise[0] if noise else None,
+    }
 
 
 def main() -> None:

@@ -76,6 +76,9 @@ def test_version_is_the_packages_own():
         "audit",
         "correct",
         "status",
+        "review",
+        "report",
+        "watch",
     ],
 )
 def test_every_command_has_help(name):

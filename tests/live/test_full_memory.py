@@ -251,14 +251,9 @@ def test_no_more_samples_than_the_capacity_are_compared(tmp_path, small_features
         session.take(items(0, 90))
         apply(session, [Correction("s0", "label 1"), Correction("s89", "rare")])
         session.work(rest=True)
-        rows = session.learning._memory(*_labels_and_trust(session), seed=1)
+        rows = session.learning._memory(session.learning._known(0, 90), seed=1)
         assert compared == [30] and len(rows) == 30 and {0, 89} <= {*rows.tolist()}
         assert status(session.store)["scored"] == 90
-
-
-def _labels_and_trust(session):
-    labels, corrected = session.learning._labels(90)
-    return np.where(corrected >= 0, corrected, labels), corrected >= 0
 
 
 def test_corrections_are_noted_at_once_and_learned_later(tmp_path, small_features):
@@ -304,6 +299,22 @@ def test_nothing_is_learned_from_dropped_samples(tmp_path, small_features):
         with session.store.transaction():
             session.store.write_fact("reviewed", json.dumps({"dropped": []}))
         assert session.settle() is not None
+
+
+def test_a_label_of_which_all_samples_are_dropped_has_no_verdicts(tmp_path, small_features):
+    with tiny(tmp_path / "state", "full-memory") as session:
+        session.take(items(0, 30))
+        session.work(rest=True)
+        with session.store.transaction():
+            session.store.write_fact("reviewed", json.dumps({"dropped": list(range(0, 30, 3))}))
+        session.settle()
+        assert status(session.store)["scored"] == 20
+        with session.store.snapshot():
+            session.store.check()
+        with session.store.transaction():
+            session.store.write_fact("reviewed", json.dumps({"dropped": list(range(30))}))
+        with pytest.raises(UserError, match="All samples of the state are dropped"):
+            session.settle()
 
 
 def test_a_stopped_revision_changes_nothing_and_is_repeated(tmp_path, small_features):

@@ -30,6 +30,14 @@ def learn(folder: Path, cuts: list[int], learner: str) -> None:
         session.work(rest=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_features():
+    """As `small_features`, for all tests here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("purereplay.purify.patches._N_FILTERS", 8)
+        yield
+
+
 @pytest.fixture(scope="module", params=ALL_LEARNERS)
 def learner(request) -> str:
     return request.param

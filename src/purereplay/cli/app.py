@@ -24,6 +24,7 @@ app = typer.Typer(
 
 Seed = Annotated[int, typer.Option(help="Seed of noise, stream, networks and all random draws.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if available.")]
+Log = Annotated[str | None, typer.Option("--log", help="Send measurements to tensorboard or wandb as well.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the learner; repeatable."),

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from purereplay.cli.app import Device, SetOption, app, overrides
+from purereplay.cli.app import Device, Log, SetOption, app, overrides
 from purereplay.errors import UserError
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, PREPARATION, Preparation, SmallClass
 
@@ -52,6 +52,7 @@ def learn(
         bool, typer.Option("--dry-run", help="Say what would happen: images, labels, sizes and time. Writes nothing.")
     ] = False,
     device: Device = "auto",
+    log: Log = None,
     set_: SetOption = None,
 ) -> None:
     """Learn from your own images with unreliable labels, into a state folder.
@@ -86,7 +87,7 @@ def learn(
         report.show_plan(plan(data, state, wanted, root=root))
         return
     is_pipe = data == "-"
-    with report.learning(is_pipe=is_pipe) as observer:
+    with report.learning(is_pipe=is_pipe, state=state, log=log) as observer:
         done = learn(
             data,
             state,
@@ -170,7 +171,8 @@ def correct(
     """Correct labels by a table that a person has filled in; corrected labels are trusted and learned.
 
     The table has the columns id and label, or is the file of `audit` with the column corrected_label filled in. A file
-    moved to the folder of another label needs no table: run `learn` again.
+    moved to the folder of another label needs no table: run `learn` again. While `learn` runs, it takes the corrections
+    up after its current step.
 
     Examples:
 
@@ -178,22 +180,29 @@ def correct(
 
         purereplay correct --state state fixes.csv
     """
+    from purereplay.errors import BusyError
     from purereplay.live.corrections import correct, n_teaching
     from purereplay.live.full_memory import FullMemory
+    from purereplay.live.reviewed import Reviewed, record_corrections
     from purereplay.live.session import Session, make_engine
     from purereplay.live.settings import buffer_sizes
     from purereplay.report import live as report
 
-    with Session.open(state, None, make_engine(device)) as session:
-        outcomes = correct(session, fixes)
-        n_refused = report.show_corrections(outcomes)
-        if isinstance(session.learning, FullMemory):
-            with report.settling() as session.learning.watch:
-                judged = session.settle()
-            if judged is not None:
-                report.show_judged(judged)
-        elif sizes := buffer_sizes(session.store.settings):
-            report.show_held(outcomes, n_teaching(session, outcomes), sizes[1])
+    try:
+        with Session.open(state, None, make_engine(device)) as session:
+            Reviewed(session).absorb()  # decisions made before this one
+            outcomes = correct(session, fixes)
+            n_refused = report.show_corrections(outcomes)
+            if isinstance(session.learning, FullMemory):
+                with report.settling() as session.learning.watch:
+                    judged = session.settle()
+                if judged is not None:
+                    report.show_judged(judged)
+            elif sizes := buffer_sizes(session.store.settings):
+                report.show_held(outcomes, n_teaching(session, outcomes), sizes[1])
+    except BusyError:
+        outcomes = record_corrections(state, fixes)
+        n_refused = report.show_recorded(outcomes)
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from purereplay.cli.app import Seed, app
+from purereplay.cli.app import Log, Seed, app
 from purereplay.cli.options import Cluster, Dataset, takes_lists_of_run_options, takes_run_options
 from purereplay.errors import UserError
 from purereplay.learners.registry import names
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def run(
     settings: RunSettings,
     out: Annotated[Path, typer.Option(help="Folder for settings, metrics, checkpoints and result.")],
+    log: Log = None,
 ) -> None:
     """Learn one noisy stream from beginning to end, and measure.
 
@@ -35,10 +36,10 @@ def run(
 
         purereplay run --dataset mnist --learner crs --robust sl --out runs/d
     """
-    _run(settings, out, resume=False)
+    _run(settings, out, resume=False, log=log)
 
 
-def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
+def _run(settings: RunSettings, path: Path, *, resume: bool, log: str | None = None) -> Line:
     """Run with progress, and show the result."""
     from purereplay.evaluate import running
     from purereplay.nets.engine import flush_denormals
@@ -46,7 +47,7 @@ def _run(settings: RunSettings, path: Path, *, resume: bool) -> Line:
     from purereplay.report.progress import run_bars
 
     flush_denormals()
-    with run_bars(report.announce) as observer:
+    with run_bars(report.announce, log) as observer:
         result = running.run(settings, path, observer, resume=resume)
     report.show_result(path, result)
     return result
@@ -86,6 +87,7 @@ def sweep(
         typer.Option(help="Runs that train in lockstep. (default: all of them; 20 on a cluster)"),
     ] = None,
     cluster: Cluster = None,
+    log: Log = None,
 ) -> None:
     """Run every combination of lists; networks of one shape are trained side by side.
 
@@ -117,10 +119,12 @@ def sweep(
 
     if group_size is not None and group_size < 1:
         raise UserError("--group-size must be at least 1.")
+    if log is not None and cluster is not None:
+        raise UserError("--log does not work with --cluster: leave one of them out.")
     n_left = len(running.unfinished_runs(runs))
     console.print(f"{len(runs)} runs, {len(runs) - n_left} of them already finished")
     flush_denormals()
-    with run_bars(report.announce) as observer:
+    with run_bars(report.announce, log) as observer:
         outcome = execute_sweep(runs, out, observer, group_size=group_size, cluster=cluster)
     report.show_sweep(outcome)
     if outcome.failure is not None:
@@ -136,7 +140,8 @@ def demo(
 ) -> None:
     """Run Pure Replay on 1,797 handwritten digits with 40 % wrong labels: about a minute, no download.
 
-    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream.
+    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream. In the end its images are learned into
+    a state, whose labels can be reviewed in the browser.
 
     Example:
 
@@ -155,29 +160,66 @@ def demo(
         settings = resolve(dataset="digits", learner=learner, preset_name="demo", seed=seed, device="cpu")
         _run(settings, path, resume=False)
     show_comparison(collect(list(learners), "accuracy"), "accuracy", out / "compared.png", follow=False)
+    _prepare_review(settings, out / f"review-{seed}")
+
+
+def _prepare_review(settings: RunSettings, folder: Path) -> None:
+    """Learn the images of a run, with their given labels, into a state, and name the command that reviews it."""
+    from purereplay.evaluate.preparation import write_list
+    from purereplay.live.learn import learn
+    from purereplay.live.settings import Wanted
+    from purereplay.report import live as report
+
+    state = folder / "state"
+    with report.learning(is_pipe=False, state=state) as observer:
+        learn(str(write_list(settings, folder)), state, Wanted(), device="cpu", observer=observer)
+    report.show_review(state)
 
 
 @app.command()
 def plot(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file. (default: run.png in the folder)")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run; or several, stores and files of results.")],
+    out: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file. (default for one run: run.png in its folder)")
+    ] = None,
 ) -> None:
     """Draw a run: accuracy after each task, and wrong labels in the stream, after the filter and in P.
 
-    Example:
+    Several runs, a store or a file of results: accuracy after each task, with a band over seeds. Needs --out.
+
+    Examples:
 
         purereplay plot runs/a --out a.png
+
+        purereplay plot results/mnist-self-replay.jsonl --out curves.png
     """
     from purereplay.data.text import printable
+    from purereplay.evaluate.compare import finished_runs
+    from purereplay.evaluate.results import RunDirectory
+    from purereplay.report.compare import draw_curves
     from purereplay.report.pictures import draw_run
 
-    typer.echo(f"drawn in {printable(str(draw_run(run, out)))}")
+    if len(runs) == 1 and (RunDirectory(runs[0]).exists or not (runs[0].is_file() or finished_runs(runs))):
+        typer.echo(f"drawn in {printable(str(draw_run(runs[0], out)))}")
+        return
+    if out is None:
+        raise UserError("--out is missing: name a PNG, SVG or PDF file for the curves of several runs.")
+    draw_curves(finished_runs(runs), out)
+    typer.echo(f"drawn in {printable(str(out))}")
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; unfinished ones are skipped.")],
-    measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise, auroc or forgetting.")] = "accuracy",
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, stores or files of results; unfinished runs are skipped.")
+    ],
+    measure: Annotated[
+        str,
+        typer.Option(
+            help="accuracy, purity, filtered_noise, auroc, average_incremental_accuracy, forgetting, forgetting_max, "
+            "backward_transfer or forward_transfer."
+        ),
+    ] = "accuracy",
     out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file for a bar chart.")] = None,
 ) -> None:
     """Compare runs: mean ± standard deviation over seeds, the best in bold, and a bar chart.
@@ -196,7 +238,7 @@ def compare(
 
 @app.command()
 def paper(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or files of results (.json, .jsonl).")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, stores, or files of results (.json, .jsonl).")],
     table: Annotated[str, typer.Option(help="Table of the paper: overall_accuracy, filtering_e5, …")] = (
         "overall_accuracy"
     ),
@@ -206,7 +248,8 @@ def paper(
 ) -> None:
     """Compare runs with the paper: mean ± standard deviation, the paper's value, and whether they agree to 3 points.
 
-    Runs with changed settings, of other presets or evaluated on validation data are skipped.
+    A run belongs to a cell if every setting that has an effect is the one that the cell asks for, also the size of the
+    buffers. Runs evaluated on validation data are skipped.
 
     Examples:
 

@@ -5,7 +5,10 @@ True labels go from here to the judge only, except for the clean samples that de
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
+import json
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,12 +16,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from purereplay.data import datasets
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import Dataset
 from purereplay.data.episodes import tasks_for
 from purereplay.data.features import read_rows
+from purereplay.data.files import disk_errors, write_whole
 from purereplay.data.progress import Progress
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
@@ -44,6 +49,23 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> tuple[NDArray[np.int
     tasks = tasks_for(settings.dataset, settings.noise, settings.episode)
     clean = _clean_index(settings, dataset)
     return given, Stream(dataset.images, given, tasks=tasks, seed=settings.seed, without=clean)
+
+
+def write_list(settings: RunSettings, folder: Path) -> Path:
+    """Write the images of a run's stream with their given labels as a list that `learn` reads, and return its path."""
+    dataset = load(settings)
+    given, stream = make_stream(settings, dataset)
+    lines = []
+    for i in stream.order.tolist():
+        file, pixels = io.BytesIO(), dataset.images[i]
+        Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(file, "png")
+        image = base64.b64encode(file.getvalue()).decode()
+        lines.append(json.dumps({"id": f"{settings.dataset}-{i:05}", "label": str(given[i]), "image": image}) + "\n")
+    path = folder / "images.jsonl"
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(lines).encode())
+    return path
 
 
 def make_data_spec(settings: RunSettings, dataset: Dataset) -> DataSpec:

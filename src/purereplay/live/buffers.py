@@ -94,8 +94,7 @@ class Buffers:
 
     def check_correctable(self, position: int) -> None:
         """Raise Refused if the sample is not scored yet: it would be scored again later."""
-        if self.store.one("SELECT 1 FROM decisions WHERE position = ?", [position]) is None:
-            raise Refused("is not scored yet: correct it once the audit lists it")
+        check_scored(self.store, position)
 
     def correct(self, codes: dict[int, int]) -> Current:
         """Learn corrected labels, given as numbers by position, and save the learner in a transaction of the caller."""
@@ -107,9 +106,22 @@ class Buffers:
         self.learner.correct(Batch(images, labels, torch.tensor(list(codes))))
         return self._write(self.learner, None)
 
+    def withdraw(self, positions: list[int]) -> Current | None:
+        """Take samples out of the purified buffer, and save the learner in a transaction of the caller."""
+        if self.learner is None:
+            return None
+        self.learner.withdraw(torch.tensor(positions, dtype=torch.int64))
+        return self._write(self.learner, None)
+
     def teaching(self) -> set[int]:
         """Return the positions of the samples in the purified buffer."""
         return set() if self.learner is None else set(self.learner.purified.index.tolist())
 
     def _write(self, learner: SPR, report: FilterReport | None) -> Current:
         return self.store.write_learner(learner.state(), self.taken, learner.purified.index, report)
+
+
+def check_scored(store: Store, position: int) -> None:
+    """Raise Refused if a sample is not scored yet."""
+    if store.one("SELECT 1 FROM decisions WHERE position = ?", [position]) is None:
+        raise Refused("is not scored yet: correct it once the audit lists it")

@@ -6,7 +6,7 @@ Rows of the audit without a corrected label are skipped. A corrected label that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from purereplay.data.text import spreadsheet_raw
 from purereplay.live.items import Outcome, Refusal, Refused, checked_id, checked_label
 from purereplay.live.lists import csv_rows
 from purereplay.live.session import Session
+from purereplay.live.store import Store
 
 _POSITION = "SELECT position FROM samples WHERE id = ? UNION ALL SELECT position FROM moves WHERE id = ?"
 
@@ -45,9 +46,22 @@ def apply(session: Session, corrections: Iterable[Correction | Refusal]) -> list
 
     The id of a sample is the one that it was added with, or the path that its file was moved to.
     """
+    outcomes, new = check(session.store, corrections, session.learning.check_correctable)
+    if new:
+        session.correct(new)
+    return outcomes
+
+
+def check(
+    store: Store, corrections: Iterable[Correction | Refusal], check_correctable: Callable[[int], None]
+) -> tuple[list[Outcome], dict[int, str]]:
+    """Return the outcome of each correction, and the labels by position that were not recorded before.
+
+    `check_correctable` raises Refused for the position of a sample that cannot be corrected yet.
+    """
     outcomes: list[Outcome] = []
     labels: dict[int, str] = {}  # by position
-    new: dict[int, str] = {}  # of these not recorded before
+    new: dict[int, str] = {}
     for found in corrections:
         name = None
         try:
@@ -55,30 +69,27 @@ def apply(session: Session, corrections: Iterable[Correction | Refusal]) -> list
                 raise Refused(found.reason)
             name = checked_id(found.id)
             label = checked_label(found.label)
-            position = position_of(session, name)
-            session.learning.check_correctable(position)
+            position = position_of(store, name)
+            check_correctable(position)
             if labels.setdefault(position, label) != label:
                 raise Refused(f"is corrected to {labels[position]!r} by an earlier line already")
-            if session.store.last_correction(position) != label:
+            if store.last_correction(position) != label:
                 new[position] = label
             outcomes.append(Outcome(name, found.line, new=position in new))
         except Refused as reason:
             outcomes.append(Outcome(name, found.line, new=False, error=str(reason)))
-    if new:
-        session.correct(new)
-    return outcomes
+    return outcomes, new
 
 
 def n_teaching(session: Session, outcomes: list[Outcome]) -> int:
     """Return how many of the corrected samples the learner learns from, under their corrected labels."""
-    return len(
-        {position_of(session, o.name) for o in outcomes if o.name and o.error is None} & session.learning.teaching()
-    )
+    corrected = {position_of(session.store, o.name) for o in outcomes if o.name and o.error is None}
+    return len(corrected & session.learning.teaching())
 
 
-def position_of(session: Session, identity: str) -> int:
+def position_of(store: Store, identity: str) -> int:
     """Return the position of a sample, or raise Refused."""
-    found = session.store.one(_POSITION, [identity, identity])
+    found = store.one(_POSITION, [identity, identity])
     if found is None:
         raise Refused("is not the id of a sample in this state")
     return int(found[0])

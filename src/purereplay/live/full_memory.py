@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.live import digests
-from purereplay.live.opinion import Opinion, form_opinion, load_opinion
+from purereplay.live.opinion import Known, Opinion, form_opinion, load_opinion
 from purereplay.live.store import Current, Store
 from purereplay.live.verdicts import (
     ALL,
@@ -29,6 +29,8 @@ from purereplay.live.verdicts import (
     Judgements,
     Revision,
     Written,
+    empty_judgements,
+    fill,
     last_revision,
     read_noise,
     write_arrived,
@@ -112,45 +114,33 @@ class FullMemory:
 
     def _revise(self, n: int) -> Judged:
         """Judge the first n samples together."""
-        before, basis = last_revision(self.store), self._basis()
-        given, corrected = self._labels(n)
-        trusted = corrected >= 0
-        labels = np.where(trusted, corrected, given)
-        dropped = np.zeros(n, bool)
-        dropped[[position for position in self._dropped() if position < n]] = True
-        n_classes = int(max(labels.max(), given.max())) + 1
+        before, basis, known = last_revision(self.store), self._basis(), self._known(0, n)
         number = 1 if before is None else before.number + 1
         # the same every time, so that verdicts change by what is known and not by chance
         seed = derive_seed(self.store.image_settings.seed, "full-memory")
-        rows = self._memory(labels, trusted, seed)
+        rows = self._memory(known, seed)
         opinion, found = form_opinion(
             lambda some: self._images(rows[some]),
-            labels[rows],
-            given[rows],
-            n_classes,
+            known.part(rows),
+            known.n_classes,
             self.store.image_settings.shape,
-            trusted=trusted[rows],
-            dropped=dropped[rows],
             seed=seed,
             number=number,
             basis=basis,
             watch=self.watch,
         )
-        judged = _empty(n)
-        _fill(judged, rows, found)
+        judged = empty_judgements(0, n)
+        fill(judged, rows, found)
         others = np.setdiff1d(np.arange(n), rows)
         for some in np.array_split(others, -(-len(others) // _READ)) if len(others) else []:
             if self.watch:
                 self.watch("judging", int(some[-1]), n)
-            _fill(judged, some, opinion.judge(self._images(some), labels[some]))
-        judged.probability[trusted] = (labels == given)[trusted]
-        judged.selected[trusted] = (labels == given)[trusted]
-        judged.known[trusted] = True
-        revision = Revision(number, n, int(trusted.sum()), opinion.weights)
-        reason = _reason(before, revision)
-        teaching = np.flatnonzero(((judged.selected & judged.known) | trusted) & ~dropped)
+            fill(judged, some, opinion.judge(self._images(some), known.labels[some]))
+        _trust(judged, known)
+        revision = Revision(number, n, int(known.trusted.sum()), opinion.weights)
+        teaching = np.flatnonzero(((judged.selected & judged.known) | known.trusted) & ~known.dropped)
         with self.store.transaction():
-            written = write_revision(self.store, revision, opinion.noise, judged, reason)
+            written = write_revision(self.store, revision, opinion.noise, judged, _reason(before, revision))
             current = self.store.write_tensors(opinion.tensors(), n, opinion.facts())
             self.store.replace("purified", [(position,) for position in teaching.tolist()])
             self.store.write_fact(_JUDGED, str(n))
@@ -162,15 +152,11 @@ class FullMemory:
         """Judge new samples up to a position by the classifier."""
         assert self.opinion is not None
         start = self.taken
-        given, corrected = self._labels(stop, start)
-        labels = np.where(corrected >= 0, corrected, given)
-        judged = _empty(stop - start)._replace(start=start)
+        known, judged = self._known(start, stop), empty_judgements(start, stop - start)
         for first in range(start, stop, _READ):
             some = np.arange(first, min(stop, first + _READ))
-            _fill(judged, some - start, self.opinion.judge(self._images(some), labels[some - start]))
-        trusted = corrected >= 0
-        judged.probability[trusted] = (labels == given)[trusted]
-        judged.selected[trusted] = (labels == given)[trusted]
+            fill(judged, some - start, self.opinion.judge(self._images(some), known.labels[some - start]))
+        _trust(judged, known)
         with self.store.transaction():
             written = write_arrived(self.store, self.opinion.number, judged)
             self.store.write_fact(_JUDGED, str(stop))
@@ -182,35 +168,40 @@ class FullMemory:
         noise = read_noise(self.store).get((ALL, ALL))
         return Judged(n, written.n_new, written.n_changed, int(n_rejected), is_revision, noise)
 
-    def _memory(self, labels: NDArray[np.int64], trusted: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
+    def _memory(self, known: Known, seed: int) -> NDArray[np.int64]:
         """Return the ascending positions that are compared: all, or corrected ones and a random part of every label."""
+        labels, trusted = known.labels, known.trusted
         n, capacity = len(labels), self.store.image_settings.memory_options.capacity
         if n <= capacity:
             return np.arange(n)
         order = np.random.default_rng(derive_seed(seed, "memory")).permutation(n)
         order = order[np.argsort(~trusted[order], kind="stable")]
         rank = np.empty(n, np.int64)  # of a sample among those of its label
-        for code in np.unique(labels):
+        present = np.unique(labels)
+        for code in present:
             own = order[labels[order] == code]
             rank[own] = np.arange(len(own))
-        least = capacity // (4 * len(np.unique(labels)))  # of each label
+        least = max(1, capacity // (4 * len(present)))  # of each label
         order = order[np.argsort((rank[order] >= least) & ~trusted[order], kind="stable")]
         return np.sort(order[:capacity])
 
     # ---------------------------------------------------------------- what the state holds
 
-    def _labels(self, stop: int, start: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the given labels of samples as numbers, and the corrected ones, -1 without a correction."""
+    def _known(self, start: int, stop: int) -> Known:
+        """Return what is known of the labels of samples."""
         ends = [start, stop]
         rows = self.store.query(
             "SELECT label FROM samples WHERE position >= ? AND position < ? ORDER BY position", ends
         )
-        corrected = np.full(stop - start, -1, np.int64)
+        given = np.array([code for (code,) in rows], np.int64)
+        labels, trusted = given.copy(), np.zeros(stop - start, bool)
         for position, code in self.store.query(
             "SELECT position, label FROM corrections WHERE position >= ? AND position < ? ORDER BY number", ends
         ):
-            corrected[position - start] = code
-        return np.array([code for (code,) in rows], np.int64), corrected
+            labels[position - start], trusted[position - start] = code, True
+        dropped = np.zeros(stop - start, bool)
+        dropped[[position - start for position in self._dropped() if start <= position < stop]] = True
+        return Known(given, labels, trusted, dropped)
 
     def _dropped(self) -> set[int]:
         """Return the positions of samples that a person has dropped: nothing is learned from them."""
@@ -239,6 +230,9 @@ class FullMemory:
                 [given] = self.store.one("SELECT label FROM samples WHERE position = ?", [position])
                 write_person(self.store, row, n_samples, is_right=given == code)
 
+    def withdraw(self, positions: list[int]) -> None:
+        """Forget nothing yet: `settle` or the next revision leaves out what a person has dropped."""
+
     def teaching(self) -> set[int]:
         """Return the positions of the samples that the classifier learned from."""
         return {position for (position,) in self.store.query("SELECT position FROM purified")}
@@ -252,13 +246,13 @@ def _reason(before: Revision | None, now: Revision) -> str:
     return " and ".join(parts) or "changed corrections"
 
 
-def _empty(n: int) -> Judgements:
-    return Judgements(0, np.zeros(n), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
-
-
-def _fill(judged: Judgements, rows: NDArray[np.int64], found: Judgements) -> None:
-    for whole, part in zip(judged[1:], found[1:], strict=True):
-        whole[rows] = part
+def _trust(judged: Judgements, known: Known) -> None:
+    """Replace the verdicts on corrected samples by what a person has said."""
+    right = (known.labels == known.given)[known.trusted]
+    judged.probability[known.trusted] = judged.selected[known.trusted] = right
+    judged.likely[known.trusted] = known.labels[known.trusted]
+    judged.likely_probability[known.trusted] = 1.0
+    judged.known[known.trusted] = True
 
 
 def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -5,11 +5,13 @@ An observer receives every step and may stop the loop between two of them.
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from purereplay.errors import Interrupted
+from purereplay.errors import BusyError, Interrupted
 from purereplay.learners.base import FilterReport
 from purereplay.learners.own_data import own_entry
 from purereplay.learners.spr.settings import SprSettings
@@ -18,6 +20,7 @@ from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
 from purereplay.live.plan import estimate, expensive
+from purereplay.live.reviewed import Reviewed, log_path
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
 from purereplay.live.shapes import Chosen
@@ -25,6 +28,7 @@ from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
 
 _MANY = 2000  # new samples from which on the time is estimated before the work begins
+_PATIENCE = 10.0  # seconds to wait for a state that is being reviewed
 
 
 @dataclass
@@ -93,10 +97,23 @@ def learn(
     `answers`: where every item of a pipe is acknowledged.
     """
     source = open_source(data, state=state, root=root, follow=follow)
-    with Session.open(state, wanted, make_engine(device)) as session:
+    with ExitStack() as stack:
+        session = _opened(stack, state, wanted, device)
         loop = _Loop(session, source, observer or LearnObserver(), answers)
         loop.run(rest=source.ends if rest is None else rest)
     return loop.progress
+
+
+def _opened(stack: ExitStack, state: Path, wanted: Wanted, device: str) -> Session:
+    """Open a state; a review page may hold it for a few seconds, while it absorbs decisions."""
+    engine, end = make_engine(device), time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return stack.enter_context(Session.open(state, wanted, engine))
+        except BusyError:
+            if time.monotonic() > end or not log_path(state).exists():
+                raise
+            time.sleep(0.2)
 
 
 class _Loop:
@@ -107,6 +124,7 @@ class _Loop:
         self.answers = answers
         self.progress = LearnProgress(total=source.total, account=session.account)
         self.first = session.taken  # position of the first sample that this call scores
+        self.reviewed = Reviewed(session)
         session.engine.watch = self._training
         # the verdicts on all samples of a folder or list are wanted at its end, and not before
         self.waits = source.ends and isinstance(session.learning, FullMemory)
@@ -118,6 +136,7 @@ class _Loop:
         self.session.look(self.source.first)
         self._tell_shape()
         self._warn()
+        self.reviewed.absorb()
         for chunk in self.source.chunks:
             self._check_stop()
             outcomes = self.session.take(chunk)
@@ -126,8 +145,10 @@ class _Loop:
                 acknowledge(outcomes, self.answers)
             self._count(outcomes)
             self.observer.took(self.progress, outcomes)
+            self.reviewed.absorb()
             if not self.waits:
                 self.session.work(hear=self._scored)
+        self.reviewed.absorb()
         if not self.waits:
             self.session.work(hear=self._scored)
         self.session.work(rest=rest, hear=self._scored)
@@ -178,6 +199,7 @@ class _Loop:
             p.steps = {phase: n for phase, n in steps.items() if phase != "finetune"}  # only `predict` finetunes
 
     def _scored(self, report: FilterReport | Judged) -> None:
+        self.reviewed.absorb()  # between two steps
         p = self.progress
         if isinstance(report, Judged):
             p.n_scored, p.n_rejected, p.judged = p.n_scored + report.n_new, report.n_rejected, report

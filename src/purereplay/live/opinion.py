@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.live.images import Shape
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, Estimate, Judgements, Noise
+from purereplay.live.verdicts import ALL, Estimate, Judgements, Noise, empty_judgements, fill
 from purereplay.purify.opinions import (
     IMAGE_KINDS,
     FeatureMap,
@@ -110,22 +110,37 @@ def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, n_labels: int
     return Opinion(int(groups[""]["revision"]), basis, feature_map, model, groups[""]["noise"].numpy(), shape, {}, {})
 
 
+class Known(NamedTuple):
+    """What is known of the labels of samples."""
+
+    given: NDArray[np.int64]  # (n,)
+    labels: NDArray[np.int64]  # (n,): corrected by a person, or else given
+    trusted: NDArray[np.bool_]  # (n,): corrected, or confirmed
+    dropped: NDArray[np.bool_]  # (n,): nothing is learned from these
+
+    @property
+    def n_classes(self) -> int:
+        """Number of labels, counted up to the last one."""
+        return int(max(self.labels.max(), self.given.max())) + 1
+
+    def part(self, rows: NDArray[np.int64]) -> Known:
+        """Return what is known of some of the samples."""
+        return Known(self.given[rows], self.labels[rows], self.trusted[rows], self.dropped[rows])
+
+
 def form_opinion(
     read: Read,
-    labels: NDArray[np.int64],
-    given: NDArray[np.int64],
+    known: Known,
     n_classes: int,
     shape: Shape,
     *,
-    trusted: NDArray[np.bool_],
-    dropped: NDArray[np.bool_],
     seed: int,
     number: int,
     basis: str,
     watch: Progress | None = None,
 ) -> tuple[Opinion, Judgements]:
-    """Judge samples together; labels are given, or corrected if `trusted`. Nothing is learned from `dropped` ones."""
-    kept = np.flatnonzero(~dropped)
+    """Judge samples together, and fit the classifier."""
+    kept = np.flatnonzero(~known.dropped)
     if not len(kept):
         raise UserError("All samples of the state are dropped: nothing is left to learn from.")
     dice = np.random.default_rng(derive_seed(seed, "fitted"))
@@ -135,29 +150,26 @@ def form_opinion(
         if watch:
             watch("features", start, len(kept))
         features[start : start + _READ] = feature_map.transform(read(kept[start : start + _READ]))
-    own = labels[kept]
+    given, labels, trusted, _ = known.part(kept)
     found = judge_labels(
-        features, own, n_classes, trusted=trusted[kept], given=given[kept], kinds=IMAGE_KINDS, seed=seed, watch=watch
+        features, labels, n_classes, trusted=trusted, given=given, kinds=IMAGE_KINDS, seed=seed, watch=watch
     )
-    weights = np.where(trusted[kept], 1.0, found.clean_probability)
-    model = choose_model(features, own, weights, n_classes, kinds=IMAGE_KINDS, seed=seed, watch=watch)
+    weights = np.where(trusted, 1.0, found.clean_probability)
+    model = choose_model(features, labels, weights, n_classes, kinds=IMAGE_KINDS, seed=seed, watch=watch)
     noise = _noise(found.noise)
     opinion = Opinion(number, basis, feature_map, model, found.noise_matrix, shape, noise, dict(found.opinions))
-    judged = _judgements(found, len(labels), kept)
-    for start in range(0, len(rest := np.flatnonzero(dropped)), _READ):
+    judged = empty_judgements(0, len(known.labels))
+    fill(judged, kept, _judgements(found))
+    for start in range(0, len(rest := np.flatnonzero(known.dropped)), _READ):
         some = rest[start : start + _READ]
-        for whole, part in zip(judged[1:], opinion.judge(read(some), labels[some])[1:], strict=True):
-            whole[some] = part
+        fill(judged, some, opinion.judge(read(some), known.labels[some]))
     return opinion, judged
 
 
-def _judgements(found: Verdicts, n: int, kept: NDArray[np.int64]) -> Judgements:
-    judged = Judgements(0, np.zeros(n), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
-    chance = found.class_probability[np.arange(len(kept)), found.likely_label]
-    columns = (found.clean_probability, found.accepted, found.likely_label, chance, np.ones(len(kept), bool))
-    for whole, part in zip(judged[1:], columns, strict=True):
-        whole[kept] = part
-    return judged
+def _judgements(found: Verdicts) -> Judgements:
+    n = len(found.accepted)
+    chance = found.class_probability[np.arange(n), found.likely_label]
+    return Judgements(0, found.clean_probability, found.accepted, found.likely_label, chance, np.ones(n, bool))
 
 
 def _noise(table: NoiseTable) -> Noise:

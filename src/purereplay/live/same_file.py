@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from purereplay.data.files import disk_errors, held
-from purereplay.errors import UserError
+from purereplay.errors import BusyError, UserError
 
 
 class SameFile(NamedTuple):
@@ -70,7 +70,7 @@ def _gone(path: Path) -> UserError:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[SameFile]:
-    """Exclude other writers; yields the lock file. UserError if another process writes."""
+    """Exclude other writers; yields the lock file. BusyError if another process writes."""
     busy = f"Another process is working on {folder}: wait until it has finished."
     lock = folder / ".lock"
     with _locked_folder(folder, busy), held(lock, busy, private=True):
@@ -91,7 +91,7 @@ def _locked_folder(folder: Path, busy: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(busy) from None
+            raise BusyError(busy) from None
         except OSError:
             pass  # some network file systems lock no folders
         yield

@@ -155,7 +155,7 @@ def version_of(database: sqlite3.Connection, path: Path) -> int:
     """
     with database_errors(path), _any_is_damage(path):
         [version] = database.execute("PRAGMA user_version").fetchone()
-        found = _declarations(database)
+        found = declarations(database)
     if version > VERSION:
         raise UserError(
             f"{path} was written by a newer purereplay (schema {version}, this one reads up to {VERSION}): upgrade it."
@@ -167,7 +167,7 @@ def version_of(database: sqlite3.Connection, path: Path) -> int:
     return int(version)
 
 
-def _declarations(database: sqlite3.Connection) -> set[tuple[str, ...]]:
+def declarations(database: sqlite3.Connection) -> set[tuple[str, ...]]:
     """Return the declarations of all tables, indexes, views and triggers, without comments."""
     rows = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE type <> 'index' OR sql NOT NULL")
     return {(*names, " ".join(_COMMENT.sub("", str(sql)).split())) for *names, sql in rows}
@@ -177,7 +177,7 @@ def _known_declarations(version: int) -> set[tuple[str, ...]]:
     with closing(sqlite3.connect(":memory:")) as database:
         for script in SCRIPTS[:version]:
             database.executescript(script)
-        return _declarations(database)
+        return declarations(database)
 
 
 def newest_commit(database: sqlite3.Connection, path: Path) -> Commit:
@@ -194,7 +194,7 @@ def migrate(database: sqlite3.Connection, path: Path) -> None:
         with transaction(database, path), _any_is_damage(path):
             if version >= DIGESTS and (found := digests.damage(database, digests.tables_of(version))) is not None:
                 raise UserError(f"{path} is damaged: {found}.")
-            for statement in _statements(SCRIPTS[version]):
+            for statement in statements(SCRIPTS[version]):
                 database.execute(statement)
             if version + 1 >= DIGESTS:
                 digests.record_all(database, version + 1)
@@ -285,7 +285,7 @@ def _code(error: BaseException | None) -> int | None:
     return None if code is None else int(code) & 0xFF
 
 
-def _statements(script: str) -> Iterator[str]:
+def statements(script: str) -> Iterator[str]:
     """Yield the statements of a script; `executescript` would commit before the first one."""
     part = ""
     for line in script.splitlines():

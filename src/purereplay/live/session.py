@@ -167,3 +167,7 @@ class Session:
     def _tidy(self, current: Current | None) -> None:
         if current is not None:
             self.store.tidy(current)
+
+    def withdraw(self, positions: list[int]) -> Current | None:
+        """Take samples out of the memory within a transaction of the caller; returns the new learner file, if any."""
+        return self.learning.withdraw(positions)

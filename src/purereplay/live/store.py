@@ -1,6 +1,7 @@
 """The state folder: every sample, decision and correction in SQLite; networks and buffers in files beside it.
 
     state.sqlite                all records, and the name of the learner file in use
+    decisions.sqlite            decisions of reviewers, which learning absorbs; see decisions.py
     state.mark                  the newest commit that was acknowledged; see mark.py
     learner-DIGEST.safetensors  base network, optimizer, purified buffer and a delayed buffer in progress
     classifier-DIGEST.…         the classifier finetuned from that learner, once it was needed
@@ -48,12 +49,13 @@ from purereplay.live.settings import (
 )
 
 DATABASE = "state.sqlite"
+DECISIONS = "decisions.sqlite"  # see decisions.py
 _JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
 _LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
 _GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
-_OWN = re.compile(rf"{_WRITTEN.pattern}|{re.escape(DATABASE)}(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
+_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -198,8 +200,13 @@ class Store:
         self.insert(table, rows)
 
     def start_over(self, table: str) -> None:
-        """Count the digest of a table from none; all its rows must then be replaced by `put`."""
+        """Count the digest of a table from none; all its rows must then be replaced by `put`, or deleted."""
         self._tallies[table] = digests.Tally()
+
+    def delete(self, table: str, key: str, values: list[tuple[Any, ...]]) -> None:
+        """Delete rows by their key after `start_over`."""
+        with schema.database_errors(self.path):
+            self.database.executemany(f"DELETE FROM {table} WHERE {key} = ?", values)
 
     def put(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         """Add rows, or replace those of the same key after `start_over`."""

@@ -35,6 +35,17 @@ class Judgements(NamedTuple):
     known: NDArray[np.bool_]  # False: the sample could not be judged yet
 
 
+def empty_judgements(start: int, n: int) -> Judgements:
+    """Return verdicts on n samples that are still to be filled in."""
+    return Judgements(start, np.zeros(n), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
+
+
+def fill(judged: Judgements, rows: NDArray[np.int64], part: Judgements) -> None:
+    """Fill in some rows."""
+    for whole, own in zip(judged[1:], part[1:], strict=True):
+        whole[rows] = own
+
+
 class Estimate(NamedTuple):
     """Estimated share of wrong labels among n samples, with an interval."""
 
@@ -77,8 +88,10 @@ def write_revision(store: Store, revision: Revision, noise: Noise, judged: Judge
     opinions = json.dumps(dict(revision.opinions))
     store.insert("revisions", [(revision.number, revision.n_samples, revision.n_corrections, opinions)])
     store.replace("noise", sorted((*key, e.n, *_floats(e.rate, e.low, e.high)) for key, e in noise.items()))
-    store.start_over("decisions")
-    store.start_over("likely")
+    unknown = [(position,) for position in np.flatnonzero(~judged.known).tolist()]
+    for table in ("decisions", "likely"):
+        store.start_over(table)
+        store.delete(table, "position", unknown)  # all others are replaced
     return _write(store, revision.number, revision.n_samples, judged, FIRST, reason)
 
 

@@ -106,6 +106,14 @@ class PurifiedBuffer:
         self._labels[: self.n], self._index[: self.n] = labels.numpy()[stays], index.numpy()[stays]
         self._probability[: self.n] = certain[stays]
 
+    def remove(self, index: Tensor) -> None:
+        """Remove the samples with these stream indices, as far as they are held."""
+        stays = np.flatnonzero(~np.isin(self._index[: self.n], index.cpu().numpy()))
+        self.n = len(stays)
+        self._images[: self.n] = self._images[torch.from_numpy(stays)]
+        for values in (self._labels, self._index, self._probability):
+            values[: self.n] = values[stays]
+
     def _levelled(self, labels: Whole, probability: Real) -> tuple[Whole, Whole]:
         """Return the slots of the new samples that stay, and their rows: int64 (m,) each."""
         labels = np.concatenate([self._labels[: self.n], labels])

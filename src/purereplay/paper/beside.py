@@ -8,7 +8,7 @@ from purereplay.errors import UserError
 from purereplay.evaluate.compare import Cell
 from purereplay.evaluate.records import Result, by_key, read_results
 from purereplay.paper.cells import Choice, our_cells, table_cells
-from purereplay.paper.numbers import Column, PaperTable, paper_table
+from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
 
 CLOSE = 3.0  # points within which a cell counts as reproduced
 
@@ -22,6 +22,16 @@ def paper_lines(name: str, dataset: str, paths: list[Path], *, budget: float = 1
     if not cells:
         raise UserError(f"None of these runs belongs to the table {name} of {dataset}.")
     return beside(table, cells)
+
+
+def paper_accuracy(result: Result) -> float | None:
+    """Return the accuracy in % that the paper states for a run of these settings, or None."""
+    finished = by_key([result])
+    for table in paper_tables():
+        if table.measure == "accuracy" and table.dataset == result["dataset"]:
+            for key in our_cells(table_cells(table), finished):
+                return table.values[key]
+    return None
 
 
 def beside(table: PaperTable, cells: Cells) -> list[list[str]]:

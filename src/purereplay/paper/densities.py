@@ -68,7 +68,7 @@ def density_panel(title: str, fit: dict[str, Any]) -> DrawnPanel:
         )
         spreads = each.std(0, ddof=1) if len(each) > 1 else np.full(len(_X), np.nan)
         curves.append(DrawnCurve(f"p(c | {part}) p({part})", _X.tolist(), each.mean(0).tolist(), spreads.tolist()))
-    # in the order of colours: the clean component is green
+    # in the order of colours: the clean component is blue
     return DrawnPanel(title, "centrality, scaled", "density", curves[::-1])
 
 

@@ -31,18 +31,21 @@ from purereplay.live.shapes import Chosen
 from purereplay.live.status import NoiseStatus, Status
 from purereplay.live.verdicts import Estimate
 from purereplay.nets.engine import TrainingProgress
+from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
 _PAIRS = 10  # of labels, in `status`
+Measured = dict[str, float]
 _LOG_SECONDS = 30  # between two lines of progress in a log file
 
 
 class LearnBars(LearnObserver):
     """Bars of `learn`: items added, samples scored with the time left, and steps of the current training."""
 
-    def __init__(self, bars: Bars, interrupted: list[bool]) -> None:
+    def __init__(self, bars: Bars, interrupted: list[bool], write: Callable[[Measured, int], None]) -> None:
         self.bars = bars
+        self.write = write  # receives the numbers of every buffer
         self.interrupted = interrupted  # not empty once Ctrl-C was pressed
         self.last_logged = time.monotonic()
         self.rows: dict[str, TaskID] = {}
@@ -76,6 +79,8 @@ class LearnBars(LearnObserver):
 
     def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
         self._update_scored(progress, None)
+        step = report.n_samples if isinstance(report, Judged) else report.buffer
+        self.write(_measured(progress, report), step)
 
     def _update_scored(self, progress: LearnProgress, now: TrainingProgress | None) -> None:
         text = f"{progress.n_scored:,} of {progress.n_to_score:,} samples"
@@ -102,12 +107,32 @@ class _FileBars(LearnBars):
 
 
 @contextmanager
-def learning(*, is_pipe: bool) -> Iterator[LearnBars]:
-    """Show the progress of `learn` within the block; Ctrl-C stops it at the next step."""
+def learning(*, is_pipe: bool, state: Path, log: str | None = None) -> Iterator[LearnBars]:
+    """Show the progress of `learn` within the block; Ctrl-C stops it at the next step. `log` as in `sinks`."""
+    sinks = Sinks(log)
     handler = RichHandler(console=_stderr if is_pipe else out, show_path=False, show_time=False)
     logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
     with progress_bars(disable=is_pipe) as bars, interruptible() as interrupted:
-        yield LearnBars(bars, interrupted) if is_pipe else _FileBars(bars, interrupted)
+        kind = LearnBars if is_pipe else _FileBars
+        try:
+            yield kind(bars, interrupted, lambda values, step: sinks.write(state, values, step))
+        finally:
+            sinks.close()
+
+
+def _measured(progress: LearnProgress, report: FilterReport | Judged) -> Measured:
+    """Return the numbers of one buffer, or of one time that full-memory has judged samples."""
+    if isinstance(report, Judged):
+        counts = {"n_samples": report.n_samples, "n_rejected": report.n_rejected, "n_changed": report.n_changed}
+        judged: Measured = {f"judged/{name}": n for name, n in counts.items()}
+        return judged | ({} if report.noise is None else {"judged/noise": report.noise.rate})
+    return {
+        "buffer/n": len(report.selected_mask),
+        "buffer/accepted_share": float(report.selected_mask.double().mean()),
+        "buffer/mean_clean_probability": float(report.clean_probability.mean()),
+        "buffer/n_purified": len(report.held_index),
+        "buffer/n_scored": progress.n_scored,
+    } | ({} if report.base_loss is None else {"buffer/base_loss": report.base_loss})
 
 
 def show_plan(plan: Plan) -> None:
@@ -142,6 +167,13 @@ def show_learned(state: Path, done: LearnProgress) -> None:
         out.print(f"list the suspicious labels with {command}", markup=False)
     elif done.n_scored:
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
+        out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
+
+
+def show_review(state: Path) -> None:
+    """Name the command that reviews a state."""
+    command = f"`purereplay review --state {printable(str(state))}`"
+    out.print(f"see the labels of these images and set them right: {command}", markup=False)
 
 
 def show_judged(judged: Judged) -> None:
@@ -264,6 +296,14 @@ def settling() -> Iterator[Callable[[str, int, int | None], None]]:
     with progress_bars() as bars:
         row = bars.add_task("judging", total=None, what="")
         yield lambda work, n, total: bars.update(row, completed=n, total=total, what=work)
+
+
+def show_recorded(outcomes: list[Outcome]) -> int:
+    """Print the counts of corrections that a running `learn` takes up; returns how many were refused."""
+    show_refused(outcomes)
+    n_new = len({o.name for o in outcomes if o.new})
+    out.print(f"labels recorded: {n_new:,}; the process that works on the state takes them up after its current step")
+    return sum(o.error is not None for o in outcomes)
 
 
 def show_status(status: Status, form: str) -> None:

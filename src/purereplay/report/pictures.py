@@ -1,20 +1,34 @@
-"""Pictures of a run, drawn from its metrics.jsonl."""
+"""Pictures, all in one place: of runs and states, for files, the report, README and documents.
+
+Colours are told apart by people with any colour vision, and lines by their marks too. In a report the colours are
+variables of the page, which has a light and a dark set; files have light colours, for print.
+"""
 
 from __future__ import annotations
 
-from io import BytesIO
+import re
+from io import BytesIO, StringIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from purereplay.data.files import disk_errors, write_whole
 from purereplay.data.own_folder import OwnFolder
 from purereplay.errors import UserError
 from purereplay.evaluate.results import PICTURE, RunDirectory
 
-_INK, _GREEN, _RED, _GREY = "#22313f", "#2a9d62", "#c8553d", "#b8c1c9"
+# ink, blue, orange and grey; the blue and the orange of Okabe and Ito
+_INK, _BLUE, _ORANGE, _GREY = "#22313f", "#0072b2", "#d55e00", "#9aa5ad"
+SERIES = (_BLUE, _ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_MARKS = ("o", "s", "^", "D", "v", "P")
+_VARIABLES = {_INK: "ink", _BLUE: "blue", _ORANGE: "orange", _GREY: "grey"}  # of the report's style sheet
 
 
 def draw_run(run: Path, path: Path | None = None) -> Path:
@@ -54,7 +68,8 @@ def draw_bars(
         known = [(x, bar) for x, bar in enumerate(heights) if bar is not None]
         places = [x + (i - (len(bars) - 1) / 2) * width for x, _ in known]
         spreads = [spread for _, (_, spread) in known]
-        axes.bar(places, [height for _, (height, _) in known], width, yerr=spreads, capsize=2, label=name)
+        colour = SERIES[i % len(SERIES)]
+        axes.bar(places, [height for _, (height, _) in known], width, yerr=spreads, capsize=2, label=name, color=colour)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(title)
     tidy(axes)
@@ -79,6 +94,121 @@ def save(figure: Figure, path: Path, *, follow: bool = True) -> None:
         OwnFolder(path.parent).write(path.name, drawn.getvalue())
 
 
+def svg(figure: Figure) -> str:
+    """Return a picture for a page: its colours are the page's, and its text is text."""
+    drawn = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "purereplay", "font.family": "sans-serif"}):
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = drawn.getvalue()
+    text = text[text.index("<svg") :]
+    for colour, name in _VARIABLES.items():
+        text = text.replace(colour, f"var(--{name}, {colour})")
+    return re.sub(r"<svg ", '<svg role="img" ', text, count=1)
+
+
+def accuracy_figure(groups: dict[str, list[list[float]]]) -> Figure:
+    """Accuracy in % after each task, one line per group: mean over its runs, with the spread as a band."""
+    figure, axes = _figure(5.4, 3.2)
+    for i, (name, runs) in enumerate(groups.items()):
+        n_tasks = min(len(run) for run in runs)
+        values = 100 * np.array([run[:n_tasks] for run in runs])
+        mean, at = values.mean(0), np.arange(1, n_tasks + 1)
+        colour, mark = SERIES[i % len(SERIES)], _MARKS[i % len(_MARKS)]
+        axes.plot(at, mean, color=colour, marker=mark, label=f"{name} (n = {len(runs)})")
+        if len(runs) > 1:
+            spread = values.std(0, ddof=1)
+            axes.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+    axes.set(xlabel="tasks learned", ylabel="accuracy on all classes, %", ylim=(0, 102))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes)
+    return figure
+
+
+def noise_figure(buffers: list[dict[str, Any]]) -> Figure:
+    """Wrong labels in % by delayed buffer: in the buffer, in what passed the filter, and in the memory."""
+    figure, axes = _figure(5.4, 3.2)
+    _draw_noise(axes, buffers)
+    return figure
+
+
+def confusion_figure(counts: NDArray[np.int64], names: list[str]) -> Figure:
+    """Share of each true label (row) that was predicted as each label (column)."""
+    n = len(names)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    figure, axes = _figure(min(8.0, 2.2 + 0.36 * n), min(7.5, 1.8 + 0.34 * n))
+    axes.pcolormesh(share, cmap="Blues", vmin=0, vmax=1, edgecolors="none", rasterized=n > 40)
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    if n <= 25:
+        for i, j in zip(*np.nonzero(share >= 0.005), strict=True):
+            colour = "#ffffff" if share[i, j] > 0.5 else "#102030"
+            axes.text(j + 0.5, i + 0.5, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=7, color=colour)
+        axes.set_xticks(np.arange(n) + 0.5, names, rotation=0 if max(map(len, names)) < 4 else 90, fontsize=8)
+        axes.set_yticks(np.arange(n) + 0.5, names, fontsize=8)
+    axes.set(xlabel="predicted", ylabel="true label")
+    tidy(axes, legend=False)
+    return figure
+
+
+def balance_figure(names: list[str], right: list[int], wrong: list[int] | None) -> Figure:
+    """Samples of each label in the purified buffer; with the truth, how many of them are wrong."""
+    figure, axes = _figure(max(4.0, min(9.0, 1.5 + 0.3 * len(names))), 2.8)
+    at = np.arange(len(names))
+    axes.bar(at, right, color=_BLUE, label="right label")
+    if wrong is not None:
+        axes.bar(at, wrong, bottom=right, color=_ORANGE, hatch="//", edgecolor=_INK, label="wrong label")
+    _name_labels(axes, names)
+    axes.set_ylabel("samples")
+    tidy(axes, legend=False)
+    if wrong is not None:
+        figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8, labelcolor=_INK)
+    return figure
+
+
+def rates_figure(names: list[str], rates: list[tuple[float, float, float]], ylabel: str) -> Figure:
+    """Rates in [0, 1] with their intervals (rate, low, high), one per label; NaN is left out."""
+    figure, axes = _figure(max(4.0, min(9.0, 1.5 + 0.3 * len(names))), 2.8)
+    values = 100 * np.array(rates, np.float64).reshape(-1, 3)
+    known = np.flatnonzero(~np.isnan(values[:, 0]))
+    middle, low, high = values[known].T
+    axes.errorbar(known, middle, [middle - low, high - middle], fmt="o", color=_BLUE, ecolor=_BLUE, capsize=3)
+    _name_labels(axes, names)
+    axes.set(ylabel=ylabel, ylim=(0, None))
+    tidy(axes, legend=False)
+    return figure
+
+
+def times_figure(groups: dict[str, dict[str, float]]) -> Figure:
+    """Seconds of each phase, one bar per group."""
+    phases = list(dict.fromkeys(phase for seconds in groups.values() for phase in seconds if phase != "total"))
+    figure, axes = _figure(7.5, 1.2 + 0.6 * len(groups))
+    left = np.zeros(len(groups))
+    for i, phase in enumerate(phases):
+        widths = np.array([seconds.get(phase, 0.0) for seconds in groups.values()])
+        axes.barh(np.arange(len(groups)), widths, left=left, color=SERIES[i % len(SERIES)], label=phase)
+        left += widths
+    axes.set_yticks(np.arange(len(groups)), [fill(name, 34) for name in groups], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    tidy(axes, legend=False)
+    figure.legend(loc="outside upper right", ncols=len(phases), frameon=False, fontsize=8, labelcolor=_INK)
+    return figure
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _name_labels(axes: Axes, names: list[str]) -> None:
+    """Write labels below the axis; many labels by their numbers."""
+    if len(names) > 60:
+        axes.set_xlabel("label, in order of first appearance")
+        return
+    short = [name if len(name) <= 18 else name[:17] + "…" for name in names]
+    axes.set_xticks(range(len(short)), short, rotation=0 if max(map(len, short), default=0) < 4 else 90, fontsize=8)
+
+
 def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
     if not tasks:
         return
@@ -88,7 +218,7 @@ def _draw_accuracy(axes: Axes, tasks: list[dict[str, Any]]) -> None:
         points = [(i, 100 * a) for i, a in later if a is not None]
         label = "on one task, since it was learned" if j == 0 else None
         axes.plot(*zip(*points, strict=True), color=_GREY, marker=".", linewidth=1, label=label)
-    axes.plot([100 * line["accuracy"] for line in tasks], color=_GREEN, marker="o", label="on the whole test set")
+    axes.plot([100 * line["accuracy"] for line in tasks], color=_BLUE, marker="o", label="on the whole test set")
     axes.set(xlabel="after the task with classes", ylabel="accuracy, %", ylim=(0, 102))
     axes.set_xticks(range(len(names)), names)
     tidy(axes)
@@ -103,10 +233,10 @@ def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
     has_filter = any(line["n_passed"] is not None for line in buffers)
     curves = (
         ("in the delayed buffer", _GREY, [line["noise"] for line in buffers]),
-        ("in what passed the filter", _RED, [line["passed_noise"] for line in buffers]),
+        ("in what passed the filter", _ORANGE, [line["passed_noise"] for line in buffers]),
         (
             "in the purified buffer" if has_filter else "in the memory",
-            _GREEN,
+            _BLUE,
             [None if (p := line["purity"]) is None else 1 - p for line in buffers],
         ),
     )
@@ -118,8 +248,13 @@ def _draw_noise(axes: Axes, buffers: list[dict[str, Any]]) -> None:
     tidy(axes)
 
 
-def tidy(axes: Axes) -> None:
+def tidy(axes: Axes, *, legend: bool = True) -> None:
     """Give axes the look of all pictures."""
     axes.spines[["top", "right"]].set_visible(False)
+    for spine in axes.spines.values():
+        spine.set_color(_INK)
     axes.tick_params(colors=_INK)
-    axes.legend(frameon=False, fontsize=8, labelcolor=_INK)
+    for text in (axes.xaxis.label, axes.yaxis.label):
+        text.set_color(_INK)
+    if legend:
+        axes.legend(frameon=False, fontsize=8, labelcolor=_INK)

@@ -13,9 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from purereplay.report.pictures import save, tidy
-
-COLOURS = ("#2a9d62", "#c8553d", "#3d6fb4", "#8a5fb0", "#b8862b", "#22313f")  # of curves, in their order
+from purereplay.report.pictures import SERIES, save, tidy
 
 
 class DrawnCurve(NamedTuple):
@@ -58,7 +56,7 @@ def draw_panels(
 
 def _draw_panel(axes: Axes, panel: DrawnPanel, rings: str) -> None:
     drawn_rings = False
-    for colour, curve in zip(COLOURS * 2, panel.curves, strict=False):
+    for colour, curve in zip(SERIES * 2, panel.curves, strict=False):
         label = curve.label if curve.xs else f"{curve.label}: not measured"
         marker = "." if len(curve.xs) <= 20 else None
         axes.plot(curve.xs, curve.means, color=colour, marker=marker, label=label)

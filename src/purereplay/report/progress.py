@@ -17,6 +17,7 @@ from purereplay.evaluate.running import Observer
 from purereplay.evaluate.settings import RunSettings
 from purereplay.nets.engine import TrainingProgress
 from purereplay.report.plain import escaped
+from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import (
     duration,
     interruptible,
@@ -32,7 +33,8 @@ from purereplay.report.terminal import (
 class RunBars(Observer):
     """Shows the progress of one or more runs as bars and lines."""
 
-    def __init__(self, bars: Bars, stack: ExitStack, announce: Callable[..., None]) -> None:
+    def __init__(self, bars: Bars, stack: ExitStack, announce: Callable[..., None], sinks: Sinks) -> None:
+        self.sinks = sinks
         self.bars = bars
         self.stack = stack  # closed when the runs are over
         self.announce = announce  # prints one line about a run that starts
@@ -90,6 +92,7 @@ class RunBars(Observer):
             self.bars.print(f"groups {what}")
 
     def measured(self, experiment: Experiment, line: Line) -> None:
+        self.sinks.line(experiment.run.path, line)
         name = experiment.run.path.name
         if line["event"] == "buffer":
             self.last["purity"][name] = line["purity"]
@@ -121,11 +124,13 @@ class RunBars(Observer):
 
 
 @contextmanager
-def run_bars(announce: Callable[..., None]) -> Iterator[RunBars]:
-    """Show bars while runs are trained; warnings of the library appear above them."""
+def run_bars(announce: Callable[..., None], log: str | None = None) -> Iterator[RunBars]:
+    """Show bars while runs are trained; warnings of the library appear above them. `log` as in `sinks`."""
+    sinks = Sinks(log)
     log_to(out)
     with progress_bars() as bars, ExitStack() as stack:
-        yield RunBars(bars, stack, announce)
+        stack.callback(sinks.close)
+        yield RunBars(bars, stack, announce, sinks)
 
 
 def remaining(experiments: list[Experiment], now: TrainingProgress | None) -> float | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from purereplay.data.progress import Progress
+from purereplay.data.text import printable
 
 if TYPE_CHECKING:
     from purereplay.nets.engine import TrainingProgress
@@ -63,6 +65,15 @@ def loading_bars(bars: Bars) -> Progress:
         bars.update(tasks[name], completed=done, total=total, what=what, visible=done != total)
 
     return show
+
+
+@contextmanager
+def reporting(path: Path) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar while a report is written, and its size in the end; yields the callback that moves the bar."""
+    with progress_bars() as bars:
+        task = bars.add_task("reading", total=None, what="")
+        yield lambda name, done, total: bars.update(task, description=name, completed=done, total=total)
+    out.print(f"written: {printable(str(path))}, {path.stat().st_size / 2**20:.1f} MiB", markup=False)
 
 
 def percent(share: float | None) -> str:

@@ -74,7 +74,7 @@ class BufferFilter:
             ones = [torch.ones(b.batch.n, dtype=torch.float64) for b in buffers]
             verdicts = [Verdict(p, p.clone(), []) for p in ones]
         elif choice.name == "self-centered":
-            features, losses = yield from self._features(buffers, seed_for)
+            features, losses = yield from self.buffer_features(buffers, seed_for)
             if more is not None:
                 features = [concatenate_features(one, other) for one, other in zip(features, more, strict=True)]
             verdicts = self._self_centered(buffers, features, seed_for)
@@ -93,7 +93,9 @@ class BufferFilter:
             for b, v, loss in zip(buffers, verdicts, losses, strict=True)
         ]
 
-    def _features(self, buffers: list[FullBuffer], seed_for: SeedFor) -> Asks[tuple[list[Tensor], list[float | None]]]:
+    def buffer_features(
+        self, buffers: list[FullBuffer], seed_for: SeedFor
+    ) -> Asks[tuple[list[Tensor], list[float | None]]]:
         """Return the features that the Self-Centered filter compares, (n, d) per buffer, and the experts' losses."""
         no_loss: list[float | None] = [None] * len(buffers)
         if self.choice.features == "inputs":

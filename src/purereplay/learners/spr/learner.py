@@ -90,6 +90,14 @@ class SPR(Learner[FilterReport]):
         purified.insert(batch)
         self.purified, self._classifier = purified, None
 
+    def withdraw(self, index: Tensor) -> None:
+        """Take samples out of P, by their stream indices."""
+        if not isinstance(self.purified, PurifiedBuffer):
+            raise UserError("Samples can be withdrawn from a purified buffer: the setting filter=none has none.")
+        purified = copy.deepcopy(self.purified)
+        purified.remove(index)
+        self.purified, self._classifier = purified, None
+
     # ---------------------------------------------------------------- Algorithm 1: training and filtering
 
     def take(self, batch: Batch) -> None:

@@ -1,0 +1,41 @@
+"""Terminal output of `review`."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from purereplay.data.text import printable
+from purereplay.report.terminal import log_to, out
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+@contextmanager
+def reviewing() -> Iterator[None]:
+    """Show warnings while the page is served; Ctrl-C ends it."""
+    log_to(out)
+    with suppress(KeyboardInterrupt):
+        yield
+    out.print("The page is closed. Every decision that it called saved is on the disk.")
+
+
+def announcer(*, browser: bool, host: str) -> Callable[[str], None]:
+    """Return the function that prints the address of the page, and opens it in the browser."""
+
+    def announce(address: str) -> None:
+        out.print(f"review page: [bold]{address}[/bold]")
+        if host not in _LOCAL:
+            out.print("[yellow]Anyone who knows this address can see the images: it is not encrypted.[/yellow]")
+        out.print("Ctrl-C ends it.")
+        if browser:
+            webbrowser.open(address)
+
+    return announce
+
+
+def show_exported(path: Path, n: int) -> None:
+    """Print the number of labels in an exported file."""
+    out.print(f"labels exported: {n:,}, in {printable(str(path))}", markup=False)

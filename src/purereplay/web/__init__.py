@@ -1,0 +1,1 @@
+"""Review page: a queue of doubtful labels in the browser, served on this machine by `purereplay review`."""

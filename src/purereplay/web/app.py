@@ -1,0 +1,286 @@
+"""The server of the review page: a few routes over the desk. All of them run in the thread of the event loop."""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from purereplay.errors import UserError
+from purereplay.live.decisions import DecisionLog
+from purereplay.live.images import Pixels
+from purereplay.live.items import Refused
+from purereplay.live.reviewed import absorbed, check_log
+from purereplay.live.store import Store
+from purereplay.nets.engine import Engine
+from purereplay.web import opinions
+from purereplay.web.desk import LEASE_SECONDS, MAX_AT_ONCE, Desk, Filter
+from purereplay.web.samples import AuditSamples, Samples, StateSamples
+from purereplay.web.security import Guard, json_body
+from purereplay.web.teaching import Teacher
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_KINDS = ("keep", "label", "unsure", "drop")
+_MAX_NAME = 100  # characters of a name that the page chose: reviewer, page, action
+_THUMBNAIL = 512  # pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is reviewed: a state, or an audit with a folder of images."""
+
+    state: Path | None = None
+    audit: Path | None = None
+    images: Path | None = None
+    test: Path | None = None  # labelled images, whose accuracy is shown
+
+
+class Server:
+    """The routes; `desk` exists while the application runs."""
+
+    def __init__(self, subject: Subject, engine: Engine) -> None:
+        self.subject = subject
+        self.engine = engine
+        self.start = secrets.token_hex(4)  # part of the images' addresses, which the browser keeps
+        self.teacher: Teacher | None = None
+        self.desk: Desk
+        self.first_accuracy: float | None = None
+        self.n_opinions = 0  # counts the changes of what is suggested
+        folder = files("purereplay.web") / "static"
+        self.static = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+
+    @asynccontextmanager
+    async def running(self, app: Starlette) -> AsyncIterator[None]:
+        """Open samples and log; the thread of the event loop owns them."""
+        try:
+            async with self._opened():
+                yield
+        except UserError as error:
+            app.state.failure = error  # the server only says that the start failed
+            raise
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
+        with ExitStack() as stack:
+            samples = self._samples(stack)
+            log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))
+            if isinstance(samples, StateSamples):
+                check_log(log, absorbed(samples.store))
+                self.desk = Desk(samples, log, opinions.unknown(0))
+                self.teacher = Teacher(samples, self.engine, self._publish, self.subject.test)
+                self.teacher.start()
+            else:
+                assert isinstance(samples, AuditSamples)
+                self.desk = Desk(samples, log, opinions.of_audit(samples))
+            try:
+                yield
+            finally:
+                if self.teacher is not None:
+                    self.teacher.end()
+
+    def _samples(self, stack: ExitStack) -> Samples:
+        s = self.subject
+        if s.state is not None:
+            return StateSamples(stack.enter_context(Store.reading(s.state)))
+        assert s.audit is not None and s.images is not None
+        return AuditSamples(s.audit, s.images)
+
+    def _publish(self, opinion: opinions.Opinion) -> None:
+        self.desk.opinion = opinion
+        self.n_opinions += 1
+
+    # ---------------------------------------------------------------- routes
+
+    async def page(self, request: Request) -> Response:
+        return self._file("index.html")
+
+    async def file(self, request: Request) -> Response:
+        return self._file(request.path_params["name"])
+
+    def _file(self, name: str) -> Response:
+        content = self.static.get(name)
+        kind = _TYPES.get(Path(name).suffix)
+        if content is None or kind is None:
+            return PlainTextResponse("There is no such file.", 404)
+        return Response(content, media_type=kind)
+
+    async def image(self, request: Request) -> Response:
+        number, size = request.path_params["number"], request.query_params.get("size", "")
+        if not self.desk.has(number):
+            return PlainTextResponse("There is no such image.", 404)
+        try:
+            pixels = self.desk.samples.pixels(number)
+        except Refused as reason:
+            return PlainTextResponse(f"The image {reason}.", 404)
+        headers = {"Cache-Control": "private, max-age=600"}
+        return Response(_png(pixels, int(size) if size.isdecimal() else 1024), media_type="image/png", headers=headers)
+
+    async def begin(self, request: Request) -> Response:
+        self.desk.follow()
+        table, labels = self.desk.samples.table, self.desk.samples.labels
+        counts = np.bincount(table.label, minlength=len(labels)).tolist()
+        return JSONResponse(
+            {
+                "labels": [{"label": label, "n": n} for label, n in zip(labels, counts, strict=True)],
+                "buffers": int(table.buffer.max()) + 1 if len(table.buffer) else 0,
+                "start": self.start,
+                "title": self._title(),
+                **self._status(),
+            }
+        )
+
+    def _title(self) -> str:
+        found = self.subject.state or self.subject.audit
+        return "" if found is None else found.name
+
+    def _status(self) -> dict[str, Any]:
+        teacher = self.teacher
+        if self.first_accuracy is None:
+            self.first_accuracy = self.desk.opinion.accuracy
+        return {
+            "statistics": self.desk.statistics(),
+            "pages": self.desk.log.n_pages(),
+            "teaches": teacher is not None,
+            "activity": "" if teacher is None else teacher.activity,
+            "absorbed": 0 if teacher is None else teacher.n_absorbed,
+            "last": self.desk.in_effect.last,
+            "opinion": self.n_opinions,
+            "accuracy": self.desk.opinion.accuracy,
+            "first_accuracy": self.first_accuracy,
+        }
+
+    async def status(self, values: dict[str, Any]) -> Response:
+        self.desk.log.renew(_name(values, "page"), LEASE_SECONDS)
+        return JSONResponse(self._status())
+
+    async def release(self, values: dict[str, Any]) -> Response:
+        self.desk.log.release(_name(values, "page"))
+        return JSONResponse({})
+
+    async def next(self, values: dict[str, Any]) -> Response:
+        held = _numbers(values, "held")
+        items = self.desk.next(_name(values, "page"), _filter(values.get("filter")), _count(values), held)
+        return JSONResponse({"items": items, **self._status()})
+
+    async def items(self, values: dict[str, Any]) -> Response:
+        """Return samples again, with the suggestions of the present classifier."""
+        self.desk.follow()
+        numbers = [n for n in _numbers(values, "samples") if self.desk.has(n)][:MAX_AT_ONCE]
+        return JSONResponse({"items": [self.desk.item(n) for n in numbers]})
+
+    async def pairs(self, values: dict[str, Any]) -> Response:
+        return JSONResponse({"pairs": self.desk.pairs()})
+
+    async def decide(self, values: dict[str, Any]) -> Response:
+        given = values.get("decisions")
+        if not isinstance(given, list) or not 0 < len(given) <= MAX_AT_ONCE:
+            raise Refused(f"needs 1 to {MAX_AT_ONCE} decisions")
+        decisions = []
+        for one in given:
+            number, kind, label = (one.get(k) if isinstance(one, dict) else None for k in ("sample", "kind", "label"))
+            if type(number) is not int or not self.desk.has(number):
+                raise Refused("names a sample that is not here")
+            if kind not in _KINDS:
+                raise Refused(f"has a decision that is none of {', '.join(_KINDS)}")
+            decisions.append((number, kind, label if kind == "label" else None))
+        reviewer, page, action = (_name(values, key) for key in ("reviewer", "page", "action"))
+        items = self.desk.decide(reviewer, page, action, decisions)
+        return JSONResponse({"items": items, **self._status()})
+
+    async def undo(self, values: dict[str, Any]) -> Response:
+        reviewer, page, action = (_name(values, key) for key in ("reviewer", "page", "action"))
+        items = self.desk.undo(reviewer, page, action)
+        return JSONResponse({"items": items, **self._status()})
+
+    async def export(self, request: Request) -> Response:
+        headers = {"Content-Disposition": 'attachment; filename="fixes.csv"'}
+        return Response(self.desk.export(), media_type="text/csv", headers=headers)
+
+
+def make_app(subject: Subject, engine: Engine, *, token: str, host: str, port: int) -> Starlette:
+    """Return the application."""
+    server = Server(subject, engine)
+    posts = (server.status, server.release, server.next, server.items, server.pairs, server.decide, server.undo)
+    routes = [
+        Route("/", server.page),
+        Route("/api/begin", server.begin),
+        Route("/api/export.csv", server.export),
+        Route("/image/{number:int}", server.image),
+        *(Route(f"/api/{post.__name__}", _posted(post), methods=["POST"]) for post in posts),
+        Route("/{name}", server.file),
+    ]
+    guard = Middleware(Guard, token=token, host=host, port=port)
+    return Starlette(routes=routes, middleware=[guard], lifespan=server.running)
+
+
+def _posted(use: Callable[[dict[str, Any]], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that reads a JSON object; what cannot be done is one sentence with status 400 or 500."""
+
+    async def route(request: Request) -> Response:
+        values = await json_body(request)
+        if values is None:
+            return JSONResponse({"error": "The request is not a JSON object."}, 400)
+        try:
+            return await use(values)
+        except Refused as reason:
+            return JSONResponse({"error": f"The request {reason}."}, 400)
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, 500)
+
+    return route
+
+
+def _name(values: dict[str, Any], key: str) -> str:
+    value = values.get(key)
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isascii() or not value.isprintable():
+        raise Refused(f"has no {key}")
+    return value
+
+
+def _numbers(values: dict[str, Any], key: str) -> list[int]:
+    numbers = values.get(key, [])
+    if not isinstance(numbers, list) or not all(type(n) is int and abs(n) < 2**62 for n in numbers):
+        raise Refused(f"has no list of samples named {key}")
+    return numbers
+
+
+def _count(values: dict[str, Any]) -> int:
+    n = values.get("n", 1)
+    if not isinstance(n, int) or not 0 < n <= MAX_AT_ONCE:
+        raise Refused(f"asks for {n!r} samples, not 1 to {MAX_AT_ONCE}"[:200])
+    return n
+
+
+def _filter(values: Any) -> Filter:
+    """Return the filter that the page chose, or raise Refused."""
+    if values is None:
+        return Filter()
+    kinds = {"label": str, "suggested": str, "buffer": int, "decision": str, "accepted": bool}
+    if not isinstance(values, dict) or not values.keys() <= kinds.keys():
+        raise Refused("has a filter that is not known")
+    chosen = {name: value for name, value in values.items() if value is not None}
+    if not all(type(value) is kinds[name] for name, value in chosen.items()):
+        raise Refused("has a filter of the wrong type")
+    return Filter(**chosen)
+
+
+def _png(pixels: Pixels, size: int) -> bytes:
+    """Return an image as PNG, at most `size` pixels wide and high."""
+    image = Image.fromarray(pixels[0] if pixels.shape[0] == 1 else pixels.transpose(1, 2, 0))
+    image.thumbnail((max(1, min(size, 2048)),) * 2)
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()

@@ -1,0 +1,139 @@
+"""Reports: one self-contained file, with the numbers of the runs or of the state."""
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "live"))
+from tiny_state import items, tiny
+
+from purereplay.cli import main
+from purereplay.paper.beside import paper_accuracy
+from purereplay.report.histograms import histogram
+from purereplay.report.page import Tile, gallery, histograms, page, paragraph, table
+
+SMALL = ["--dataset", "digits", "--preset", "demo", "--device", "cpu", "--set", "hidden=8", "--set", "base_epochs=1"]
+SMALL += ["--set", "expert_epochs=1", "--set", "finetune_epochs=1"]
+EVIL = "<script>alert('x')</script>"
+
+
+def call(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["purereplay", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+class Scripts(HTMLParser):
+    """Collects the scripts and the addresses of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.addresses += [value for name, value in attributes if name in ("src", "href") and value]
+        self.scripts += [""] if tag == "script" else []
+
+    def handle_data(self, data):
+        if self.lasttag == "script" and self.scripts:
+            self.scripts[-1] += data
+
+
+def check_alone(text: str) -> None:
+    """Assert that a file needs nothing else."""
+    found = Scripts(text)
+    assert all(address.startswith(("data:image/", "#")) for address in found.addresses)
+    assert "default-src 'none'" in text and "@import" not in text
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        for seed in (1, 2):  # two seeds of one learner
+            assert call(patch, "run", *SMALL, "--seed", seed, "--out", folder / f"spr-{seed}") == 0
+    return folder
+
+
+@pytest.mark.long
+def test_runs_side_by_side(runs, monkeypatch, tmp_path):
+    out = tmp_path / "report.html"
+    assert call(monkeypatch, "report", *sorted(runs.iterdir()), "--fixed-graphs", 3, "--out", out) == 0
+    text = out.read_text()
+    check_alone(text)
+    results = [json.loads((runs / name / "result.json").read_text()) for name in ("spr-1", "spr-2")]
+    values = 100 * np.array([result["accuracy"] for result in results])
+    assert f"{values.mean():.1f} ± {values.std(ddof=1):.1f}" in text
+    # the confusion is computed from the checkpoint, and gives the same accuracy
+    assert set(re.findall(r"([\d.]+) % right", text)) == {f"{values[0]:.1f}"}
+    # three buffers are scored again, with experts trained again, and accept what the run accepted
+    [data] = [json.loads(script) for script in Scripts(text).scripts if script.startswith("{")]
+    lines = [json.loads(line) for line in (runs / "spr-1" / "metrics.jsonl").read_text().splitlines()]
+    passed = {line["buffer"]: line["n_passed"] for line in lines if line["event"] == "buffer"}
+    found = {b["number"]: sum(cell["accepted"] for cell in b["labels"].values()) for b in data["buffers"]}
+    assert list(found) == [12, 13, 14] and found == {number: passed[number] for number in found}
+    assert "They accept as many samples as the run did." in text
+    assert text.count("<figure>") >= 5 and "not in the paper" in text and "purity" in text
+
+
+@pytest.mark.long
+def test_a_state(tmp_path, monkeypatch, capsys):
+    state, out = tmp_path / "state", tmp_path / "state.html"
+    with tiny(state, features="patches") as session:
+        samples = [s._replace(label=EVIL) if i % 3 == 1 else s for i, s in enumerate(items(0, 60))]
+        session.take(samples)
+        session.work()
+    assert call(monkeypatch, "report", "--state", state, "--out", out, "--images", 30) == 0
+    text = out.read_text()
+    check_alone(text)
+    assert EVIL not in text and "&lt;script&gt;alert" in text
+    found = Scripts(text)
+    [data] = [json.loads(script) for script in found.scripts if script.startswith("{")]
+    assert [b["number"] for b in data["buffers"]] == [0, 1, 2] and data["names"][1] == EVIL
+    cells = [cell for b in data["buffers"] for cell in b["labels"].values()]
+    assert sum(cell["n"] for cell in cells) == 60
+    assert all(sum(cell["sampled"]["counts"]) == cell["n"] for cell in cells if cell["sampled"])
+    assert any(cell["fixed"] for cell in cells)
+    assert call(monkeypatch, "report", "--state", state, "--out", state / "state.sqlite") == 2
+    assert "belongs to the state" in capsys.readouterr().err
+
+
+def test_bad_requests(tmp_path, monkeypatch, capsys):
+    assert call(monkeypatch, "report", "--out", tmp_path / "x.html") == 2
+    assert "either folders of runs, or --state" in capsys.readouterr().err
+    assert call(monkeypatch, "report", tmp_path, "--out", tmp_path / "x.html") == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_all_text_is_escaped():
+    pixels = np.zeros((1, 4, 4), np.uint8)
+    parts = [paragraph(EVIL), table((EVIL,), [(EVIL,)]), gallery([Tile(pixels, EVIL, 0.5, EVIL)])]
+    text = page(EVIL, [*parts, histograms({"names": [EVIL + "</script>"], "buffers": []})])
+    assert EVIL not in text and text.count("</script>") == 2
+
+
+def test_a_histogram_counts_every_sample_and_its_curves_are_the_mixture():
+    dice = np.random.default_rng(0)
+    scores = np.concatenate([dice.normal(0.3, 0.05, 300), dice.normal(1.0, 0.05, 700)])
+    found = histogram(scores)
+    assert sum(found["counts"]) == 1000
+    noisy, clean = (sum(v or 0 for v in curve) / 2 for curve in found["curves"])  # two points per bin
+    assert 200 < noisy < 400 and 550 < clean < 800  # the outer 5 % on each side are not fitted
+    assert histogram(np.ones(10)) is None and histogram(np.arange(3.0)) is None
+
+
+def test_the_papers_accuracy():
+    run = {"dataset": "mnist", "noise": "symmetric", "noise_rate": 0.4, "seed": 1, "learner": "spr", "robust": "none"}
+    usual = {"accuracy": 0.5, "judged_on": "test", "episode": "A", "preset": "default", "changed": {}, "budget": 1.0}
+    assert paper_accuracy(run | usual) == 86.7
+    assert paper_accuracy(run | usual | {"preset": "demo"}) is None
+    assert paper_accuracy(run | usual | {"dataset": "digits"}) is None

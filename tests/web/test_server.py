@@ -1,0 +1,193 @@
+"""The server of the review page: order, leases, decisions, undo, export and statistics."""
+
+import sqlite3
+
+import numpy as np
+from review_page import Page, serving, wait_until
+from tiny_state import items, picture, tiny
+
+from purereplay.live.decisions import DecisionLog, InEffect
+from purereplay.live.reviewed import absorbed, log_path
+from purereplay.live.store import Store
+
+
+def in_effect(state) -> dict[str, tuple[str, str | None]]:
+    with DecisionLog.reading(log_path(state)) as log:
+        return {e.sample: (e.kind, e.label) for e in InEffect(log.entries()).all()}
+
+
+def test_samples_come_by_doubt_and_each_only_once(page, state):
+    with sqlite3.connect(state / "state.sqlite") as database:
+        rows = database.execute("SELECT position FROM decisions ORDER BY probability, position").fetchall()
+    first = page.next(5)
+    assert [one["sample"] for one in first] == [position for (position,) in rows[:5]]
+    more = page.post("next", n=60, held=[one["sample"] for one in first]).json()["items"]
+    assert [one["sample"] for one in more] == [position for (position,) in rows[5:]]
+
+
+def test_a_decision_is_on_the_disk_when_the_server_answers(page, state):
+    [one] = page.next(1)
+    assert page.decide(one["sample"], "label", "brand new").status_code == 200
+    assert in_effect(state) == {one["name"]: ("label", "brand new")}
+    assert one["sample"] not in [other["sample"] for other in page.next(60)]
+    assert [other["sample"] for other in page.next(60, decision="decided")] == [one["sample"]]
+    assert page.next(60, decision="drop") == []
+
+
+def test_every_kind_of_decision_and_undo_without_limit(page, state):
+    some = page.next(4)
+    for one, (kind, label) in zip(
+        some, [("keep", None), ("label", "x"), ("unsure", None), ("drop", None)], strict=True
+    ):
+        page.decide(one["sample"], kind, label)
+    kept, changed, unsure, dropped = (one["name"] for one in some)
+    expected = {kept: ("keep", some[0]["given"]), changed: ("label", "x"), unsure: ("unsure", None)}
+    assert in_effect(state) == expected | {dropped: ("drop", None)}
+    for one in reversed(some):
+        assert [other["name"] for other in page.post("undo").json()["items"]] == [one["name"]]
+    assert in_effect(state) == {} and page.post("undo").json()["items"] == []
+
+
+def test_a_label_that_equals_the_given_one_is_kept(page, state):
+    [one] = page.next(1)
+    page.decide(one["sample"], "label", f" {one['given']} ")
+    assert in_effect(state) == {one["name"]: ("keep", one["given"])}
+
+
+def test_the_same_action_twice_is_one_decision(page, state):
+    [one] = page.next(1)
+    decisions = [{"sample": one["sample"], "kind": "drop"}]
+    for _ in range(2):
+        assert page.post("decide", action="same", decisions=decisions).status_code == 200
+    with DecisionLog.reading(log_path(state)) as log:
+        assert len(log.entries()) == 1
+
+
+def test_two_reviewers_get_different_images_and_see_each_others_decisions(client):
+    one, two = Page(client, "one"), Page(client, "two")
+    first, second = one.next(5), two.next(5)
+    assert not {a["sample"] for a in first} & {b["sample"] for b in second}
+    one.decide(first[0]["sample"], "drop")
+    status = two.post("status").json()
+    assert status["pages"] == 2 and status["statistics"]["dropped"] == 1
+    assert two.post("undo").json()["items"] == []  # only one's own decisions are undone
+
+
+def test_many_are_decided_and_undone_at_once(page, state):
+    some = page.next(30)
+    decisions = [{"sample": one["sample"], "kind": "label", "label": "y"} for one in some]
+    assert page.post("decide", decisions=decisions).status_code == 200
+    assert len(in_effect(state)) == 30
+    assert len(page.post("undo").json()["items"]) == 30 and in_effect(state) == {}
+
+
+def test_filters(page):
+    everything = page.next(60)
+    label = everything[0]["given"]
+    assert {one["given"] for one in page.next(60, label=label)} == {label}
+    assert {one["buffer"] for one in page.next(60, buffer=1)} == {1}
+    assert {one["accepted"] for one in page.next(60, accepted=True)} == {True}
+    assert page.next(60, label="nobody") == []
+
+
+def test_new_scores_come_later_and_the_order_of_what_was_given_stays(page, state):
+    first = page.next(5)
+    with tiny(state) as session:
+        session.take(items(40, 60))
+        session.work()
+    held = [one["sample"] for one in first]
+    wait_until(lambda: len(page.post("next", n=60, held=held).json()["items"]) == 55, 20)
+    rest = page.post("next", n=60, held=held).json()["items"]
+    assert not {one["sample"] for one in rest} & set(held)
+
+
+def test_the_export_is_what_correct_takes(page, state, tmp_path):
+    some = page.next(3)
+    page.decide(some[0]["sample"], "label", "=1+1")
+    page.decide(some[1]["sample"], "keep")
+    page.decide(some[2]["sample"], "drop")
+    text = page.client.get("/api/export.csv").text
+    assert text == f"id,label\n{some[0]['name']},'=1+1\n{some[1]['name']},{some[1]['given']}\n"
+    with tiny(tmp_path / "other") as session:
+        session.take(items(0, 40))
+        session.work()
+        from purereplay.live.corrections import correct
+
+        (tmp_path / "fixes.csv").write_text(text)
+        assert [o.error for o in correct(session, tmp_path / "fixes.csv")] == [None, None]
+
+
+def test_decisions_teach_while_the_page_is_open(page, state):
+    """The state absorbs them, and new suggestions come."""
+    assert page.post("status").json()["teaches"]
+    wait_until(lambda: page.post("status").json()["opinion"] >= 1)
+    for one in page.next(3):
+        page.decide(one["sample"], "label", "label 2")
+
+    def is_learned() -> bool:
+        with Store.reading(state) as store:
+            return absorbed(store).number == 3
+
+    wait_until(is_learned)
+    wait_until(lambda: page.post("status").json()["opinion"] >= 2)
+    [again] = page.next(1)
+    assert again["chance"] is not None and len(again["near"]["given"]) > 0
+
+
+def test_decisions_are_absorbed_at_the_end(state):
+    with serving(state=state) as client:
+        page = Page(client)
+        [one] = page.next(1)
+        page.decide(one["sample"], "drop")
+    with Store.reading(state) as store:
+        assert absorbed(store).dropped == {one["sample"]}
+
+
+def test_images(page, state):
+    [one] = page.next(1)
+    answer = page.client.get(f"/image/{one['sample']}")
+    assert answer.headers["content-type"] == "image/png"
+    import io
+
+    from PIL import Image
+
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(answer.content))), expected_pixels(one["sample"]))
+
+
+def expected_pixels(number: int) -> np.ndarray:
+    return picture(number, number % 3)
+
+
+def test_an_audit_with_a_folder(tmp_path, cli_audit):
+    audit, images = cli_audit
+    with serving(audit=audit, images=images) as client:
+        page = Page(client)
+        some = page.next(60)
+        assert [one["clean"] for one in some] == sorted(one["clean"] for one in some) and len(some) == 40
+        assert some[0]["name"].startswith("label ") and some[0]["given"] == some[0]["name"].partition("/")[0]
+        assert client.get(f"/image/{some[0]['sample']}").status_code == 200
+        page.decide(some[0]["sample"], "label", "new")
+        assert client.get("/api/export.csv").text == f"id,label\n{some[0]['name']},new\n"
+        assert not page.post("status").json()["teaches"]
+    with serving(audit=audit, images=images) as client:  # decisions are kept beside the audit
+        assert len(Page(client).next(60)) == 39
+
+
+def test_statistics():
+    from purereplay.live.decisions import Entry
+    from purereplay.purify.noise_rate import NoiseRate
+    from purereplay.web.statistics import statistics
+
+    def entry(number: int, kind: str, label: str | None) -> Entry:
+        return Entry(number, f"s{number}", kind, label, None, "r", f"a{number}", 1000.0 + 2 * number)
+
+    given = {f"s{i}": "a" for i in range(200)}
+    entries = [entry(i, "label", "b") for i in range(30)] + [entry(i, "keep", "a") for i in range(30, 60)]
+    entries += [entry(60, "unsure", None), entry(61, "drop", None)]
+    found = statistics(entries, given, 1000, NoiseRate(0.1, 0.08, 0.13, 500))
+    assert (found["decided"], found["judged"], found["wrong"], found["unsure"], found["dropped"]) == (62, 60, 30, 1, 1)
+    assert found["wrong_share"]["rate"] == 0.5 and found["left"] == {"rate": 70, "low": 50, "high": 100}
+    assert abs(found["per_minute"] - 30) < 1e-9 and found["hint"] is None  # 20 of the last 50 were wrong
+    entries += [entry(i, "keep", "a") for i in range(62, 112)]
+    assert "0 were wrong" in statistics(entries, given, 1000, None)["hint"]
+    assert statistics([], {}, 10, None)["wrong_share"] is None
