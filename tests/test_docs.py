@@ -94,7 +94,7 @@ def test_the_readmes_python_runs():
     [block] = python_of("README.md")
     assert len([line for line in block.splitlines() if line]) <= 10
     names: dict = {}
-    exec(block.replace("purified_size=200", "purified_size=200, base_epochs=5"), names)
+    exec(block, names)
     assert names["predicted"].shape == (197,) and 0 <= names["noise"] <= 1
     assert len(names["suspects"]) == 1600
 
@@ -288,3 +288,12 @@ def test_default_learning_rates_are_the_best_on_validation_data(tables):
 def test_the_demos_row_is_its_preset(tables):
     width, expert, base = (PRESETS["demo"][name] for name in ("hidden", "expert_epochs", "base_epochs"))
     assert f"64-{width}-{width}; {expert}, {base} (the preset); test" in tables.TABLES["demo-width"].rows
+
+
+def test_the_page_about_your_data_shows_the_kept_results():
+    spec = importlib.util.spec_from_file_location("your_data_page", ROOT / "docs" / "your_data_page.py")
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    text = page.PAGE.read_text()
+    assert text.count("<!-- part: ") == 4 and "| digits | symmetric 30 % | " in text
+    assert page.written(text, page.read()) == text, "run docs/your_data_page.py"
