@@ -6,7 +6,9 @@ learns the given labels of D and P by cross-entropy over all classes seen so far
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,14 +19,19 @@ from purereplay.learners.pure_replay import PureReplay
 from purereplay.learners.registry import Entry
 from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer
 from purereplay.learners.spr.build import count_steps, spr_arguments
-from purereplay.learners.spr.settings import SprSettings
+from purereplay.learners.spr.settings import PRESETS, SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Joint
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedBaseSettings(SprSettings):
-    """The settings of `spr`; replay and self_replay have one value each."""
+    """The settings of `spr`; replay and self_replay have one value each, also in its presets."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        preset: {name: value for name, value in values.items() if name != "replay"}
+        for preset, values in PRESETS.items()
+    }
 
     @property
     def has_class_layer(self) -> bool:
