@@ -66,6 +66,7 @@ bench: $(READY)  ## speed on this machine, as ratios against plain code; ARGS="-
 tables: $(READY)  ## generate the documents' tables from results/, and settings and commands from the code
 	@$(BIN)/python docs/tables.py
 	@$(BIN)/python docs/reference_pages.py
+	@$(BIN)/python docs/your_data_page.py
 
 picture: $(READY)  ## draw docs/architecture.svg and docs/pure-replay.svg
 	@$(BIN)/python docs/architecture.py

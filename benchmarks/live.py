@@ -1,11 +1,12 @@
 """The commands of docs/live.md from folder to audit, compared with the true labels and with plain replay.
 
-    python benchmarks/live.py --out results/live                          # digits, seeds 1 to 3
+    python benchmarks/live.py --out results/live/learners/full-memory     # digits, seeds 1 to 3
     python benchmarks/live.py --data mnist                                # 2,000 images of 28×28
-    python benchmarks/live.py --data cifar10 --set features=projection    # other settings of `learn`
+    python benchmarks/live.py --learner spr --set features=projection     # other settings of `learn`
     python benchmarks/live.py --learner spr,pure-replay --out results/live/learners    # two learners, by turns
 
-The learner sees the folder only, not the true labels.
+The learner sees the folder only, not the true labels. With the learner full-memory, the first 200 and 1,000 samples of
+the audit and then all of them get their true labels by `correct`, and the accuracy after each step is measured too.
 """
 
 from __future__ import annotations
@@ -67,22 +68,34 @@ def measure(folder: Path, truth: Truth, seed: int, learner: str, options: list[s
     """Run the commands of the document, `learn` with further options, and return the measurements."""
     state = folder / f"state-{learner}-{seed}"
     seconds = {}
-    for name, arguments in {
-        "learn": ["digits", "--seed", str(seed), "--device", "cpu", "--learner", learner, *options],
-        "audit": ["--out", "audit.csv", "--device", "cpu"],
-        "predict": ["new", "--format", "csv", "--device", "cpu"],
-    }.items():
+
+    def run(name: str, *arguments: str) -> str:
         began = time.perf_counter()
         call = [sys.executable, "-m", "purereplay.cli", name, "--state", str(state), *arguments]
         done = subprocess.run(call, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
         seconds[name] = round(time.perf_counter() - began, 1)
+        return done.stdout
+
+    def accuracy() -> float:
+        predicted = csv.DictReader(run("predict", "new", "--format", "csv", "--device", "cpu").splitlines())
+        return float(np.mean([truth[Path(row["image"]).name] == row["label"] for row in predicted]))
+
+    run("learn", "digits", "--seed", str(seed), "--device", "cpu", "--learner", learner, *options)
+    told = json.loads(run("status", "--format", "json"))["noise"]
+    run("audit", "--out", "audit.csv", "--device", "cpu")
+    first_accuracy = accuracy()
     with (folder / "audit.csv").open(newline="") as file:
         audit = list(csv.DictReader(file))
+    corrected = {}
+    for n in (200, 1000, len(audit)) if learner == "full-memory" else ():
+        rows = "".join(f"{row['id']},{truth[Path(row['id']).name]}\n" for row in audit[:n])
+        (folder / "fixes.csv").write_text("id,label\n" + rows)
+        run("correct", "fixes.csv", "--device", "cpu")
+        corrected[str(n)] = accuracy()
     wrong = np.array([truth[Path(row["id"]).name] != row["given_label"] for row in audit])
     rejected = np.array([row["decision"] == "rejected" for row in audit])
-    told = np.array([truth[Path(row["id"]).name] == row["likely_other_label"] for row in audit])
+    named = np.array([truth[Path(row["id"]).name] == row["likely_other_label"] for row in audit])
     clean_probability = [float(row["clean_probability"]) for row in audit]
-    predicted = list(csv.DictReader(done.stdout.splitlines()))
     first = np.arange(len(audit)) < 100
     return {
         "learner": learner,
@@ -94,8 +107,11 @@ def measure(folder: Path, truth: Truth, seed: int, learner: str, options: list[s
         "wrong_among_rejected": float(wrong[rejected].mean()),
         "wrong_among_accepted": float(wrong[~rejected].mean()),
         "wrong_among_first_100": float(wrong[first].mean()),
-        "true_label_found": float(told[wrong & rejected].mean()),
-        "accuracy": float(np.mean([truth[Path(row["image"]).name] == row["label"] for row in predicted])),
+        "true_label_found": float(named[wrong & rejected].mean()),
+        "noise_told": told[0]["rate"] if told else None,
+        "noise_interval": [told[0]["low"], told[0]["high"]] if told else None,
+        "accuracy": first_accuracy,
+        "accuracy_after_corrections": corrected,
         "seconds": seconds,
     }
 
@@ -129,7 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for one JSON file per seed; a folder per learner if several")
     parser.add_argument("--data", choices=("digits", "mnist", "cifar10"), default="digits")
-    parser.add_argument("--learner", default="spr", help="comma-separated learners of `learn`; several run by turns")
+    parser.add_argument(
+        "--learner", default="full-memory", help="comma-separated learners of `learn`; several run by turns"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of `learn`")
     arguments = parser.parse_args()
     options = [text for value in arguments.set for text in ("--set", value)]

@@ -288,7 +288,14 @@ class Verdicts:
             rest -= n
             counts = [n, len(verdicts), *(verdicts.count(v) for v in ("", "better", "worse"))]
             rows.append([name, *map(str, counts)])
-        return [head, *rows, ["every other table", str(rest), "0", "–", "–", "–"]]
+        named = {(table.name, table.dataset) for table in self.tables.values()}
+        files = " ".join(dict.fromkeys(table.files for table in self.tables.values()))
+        others = [t for t in paper_tables() if (t.name, t.dataset) not in named]
+        verdicts = [
+            v for t in others for v in BesidePaper(files=files, dataset=t.dataset, name=t.name).verdicts().values()
+        ]
+        counts = [rest, len(verdicts), *(verdicts.count(v) for v in ("", "better", "worse"))]
+        return [head, *rows, ["every other table", *map(str, counts)]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,7 +226,6 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
         table=MNIST_ACCURACY,
         groups={
             "Multitask with wrong labels": "Multitask",
-            "CRS, PRS and MIR with PENCIL": "CRS + Pencil,PRS + Pencil,MIR + Pencil",
             "CRS, PRS and MIR with JoCoR": "CRS + JoCoR,PRS + JoCoR,MIR + JoCoR",
             "MIR with SL": "MIR + SL",
             "Self-Replay": "Self-Replay",
@@ -249,6 +248,10 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
                 for lr in (1e-6, 10.0, 30.0, 94.0, 200.0)
             },
             "symmetric 40: CRS + PENCIL": _technique("crs", "pencil"),
+            "symmetric 40: GDumb + PENCIL": Runs(files="mnist-gdumb-pencil-rate.jsonl", where={"changed": {}}),
+            "symmetric 40: GDumb + PENCIL, `pencil_lr_batch=128`": Runs(
+                files="mnist-gdumb-pencil-rate.jsonl", where={"changed": {"pencil_lr_batch": 128}}
+            ),
             "symmetric 40: MIR + JoCoR, `jocor_forget=0`": _technique("mir", "jocor", jocor_forget=0.0),
             "symmetric 40: MIR + JoCoR, `jocor_forget=0.2`": _technique("mir", "jocor", jocor_forget=0.2),
             "symmetric 40: MIR + JoCoR": _technique("mir", "jocor"),

@@ -51,7 +51,7 @@ def test_features_in_probabilities_out(tmp_path: Path):
     assert "5, 1 of them with fewer than 4 samples (drop)" in done.stdout and "scored in blocks" in done.stdout
     expected = SelfCenteredFilter(seed=3, block_size=40).fit(features, labels)
     rows = rows_of(tmp_path / "scores.csv")
-    assert list(rows[0]) == ["row", "label", "clean_probability", "centrality", "selected"]
+    assert list(rows[0]) == ["row", "label", "clean_probability", "centrality", "selected", "preparation"]
     assert [int(row["row"]) for row in rows] == list(range(300))
     assert [int(row["label"]) for row in rows] == labels.tolist()
     assert [float(row["clean_probability"]) for row in rows] == expected.clean_probability_.tolist()
@@ -79,10 +79,11 @@ def test_a_table_with_names_gets_the_same_scores(tmp_path: Path, monkeypatch: py
 def test_small_classes_can_be_kept_and_graphs_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     features, labels = samples()
     np.savez(tmp_path / "features.npz", features=features, labels=labels)
-    options = ["--out", tmp_path / "kept.csv", "--keep-small", "--graphs", "0"]
+    options = ["--out", tmp_path / "kept.csv", "--keep-small", "--graphs", "0", "--prepare", "none"]
     assert called(monkeypatch, tmp_path / "features.npz", *options) == 0
     found = [float(row["clean_probability"]) for row in rows_of(tmp_path / "kept.csv")]
-    expected = SelfCenteredFilter(n_graphs=0, small_class="keep").fit(features, labels)
+    assert {row["preparation"] for row in rows_of(tmp_path / "kept.csv")} == {"none"}
+    expected = SelfCenteredFilter(n_graphs=0, small_class="keep", prepare="none").fit(features, labels)
     assert found == expected.clean_probability_.tolist() and found[:2] == [0.5, 0.5]
 
 
@@ -94,8 +95,9 @@ def test_parquet_in_and_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "features.parquet")
     assert called(monkeypatch, tmp_path / "features.parquet", "--out", tmp_path / "scores.parquet") == 0
     table = pyarrow.parquet.read_table(tmp_path / "scores.parquet").to_pydict()
-    assert list(table) == ["id", "label", "clean_probability", "centrality", "selected"]
+    assert list(table) == ["id", "label", "clean_probability", "centrality", "selected", "preparation"]
     assert table["clean_probability"] == SelfCenteredFilter().fit(features, labels).clean_probability_.tolist()
+    assert set(table["preparation"]) == {"directions"}
     assert table["id"] == columns["id"] and table["label"] == labels.tolist()
 
 

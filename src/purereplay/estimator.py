@@ -8,7 +8,7 @@ examples.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -29,8 +29,10 @@ from purereplay.data.labels import LabelBook, in_order, label_array, label_to_js
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, InputTypeError, UserError
-from purereplay.learners import own_data
+from purereplay.learners import full_memory, own_data
 from purereplay.learners.base import DataSpec
+from purereplay.learners.full_memory import FullMemory
+from purereplay.learners.progress_line import ProgressLine
 from purereplay.learners.recorded import RecordedLearner, Scale
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
 from purereplay.learners.saved import check_facts, check_options, read_saved_labels, with_learner
@@ -38,21 +40,23 @@ from purereplay.learners.settings import DataFacts, from_json
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.learners.turns import Turns
 from purereplay.nets.device import pick_device, pick_precision
-from purereplay.nets.engine import Engine
+from purereplay.nets.engine import Engine, TrainingProgress
 from purereplay.nets.inference import Classifier, grad_mode_kept
 from purereplay.nets.networks import State
 from purereplay.purify.noise_rate import NoiseRate
 
 FORMAT = 2  # of saved files; version 0.1.0 wrote format 1
+_PRESET = "live"
 _NAMED = ("delayed_size", "purified_size", "expert_epochs", "base_epochs")  # settings that are also arguments
-_SUSPECT: list[tuple[str, Any]] = [
-    ("id", object),  # of the sample
-    ("label", object),  # as given
-    ("clean_probability", np.float64),  # high = clean
-    ("centrality", np.float64),  # high = central among the samples of its label and buffer
-    ("buffer", np.int64),  # number of the delayed buffer in which it was scored
-    ("passed", np.bool_),  # decision: whether it passed the filter
-]
+_COLUMNS: dict[str, Any] = {  # of `suspects`; a learner has some of them
+    "id": object,  # of the sample
+    "label": object,  # as given
+    "clean_probability": np.float64,  # high = clean
+    "likely_label": object,  # most likely true label
+    "centrality": np.float64,  # high = central among the samples of its label and buffer
+    "buffer": np.int64,  # number of the delayed buffer in which it was scored
+    "passed": np.bool_,  # decision: whether the label is believed
+}
 
 
 class Purified(NamedTuple):
@@ -77,7 +81,7 @@ class Purified(NamedTuple):
 
 
 class NoiseEstimate(NamedTuple):
-    """Estimated shares of wrong labels among the scored samples; `purify.noise_rate` describes their limits.
+    """Estimated shares of wrong labels among the scored samples; docs/estimator.md describes their limits.
 
     Attributes
     ----------
@@ -85,16 +89,20 @@ class NoiseEstimate(NamedTuple):
         Share among all samples.
     by_class : dict
         Shares by given label.
+    by_pair : dict
+        Shares of a given label that are likely another label, by (given, likely), the largest counts first. Empty
+        unless the learner is "full-memory".
     """
 
     overall: NoiseRate
     by_class: dict[Hashable, NoiseRate]
+    by_pair: dict[tuple[Hashable, Hashable], NoiseRate]
 
 
 class _View(NamedTuple):
     """All that a prediction needs, made from one whole state and never changed."""
 
-    classifier: Classifier | None  # None while no sample has passed the filter
+    classifier: Classifier | full_memory.Classifier | None  # None while nothing was learned
     n_given: NDArray[np.int64]  # samples by class number
     scale: Scale | None
     classes: NDArray[Any]
@@ -105,10 +113,12 @@ class _View(NamedTuple):
 
 
 class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Self-Purified Replay as a scikit-learn classifier for images and feature vectors with noisy labels.
+    """A scikit-learn classifier for images and feature vectors with noisy labels.
 
-    Samples wait in delayed buffers. A filter scores each full buffer, samples that pass enter the purified buffer, and
-    the classifier is trained on that buffer.
+    The learner "full-memory" keeps all samples. Several models judge every label without having seen it, one calibrated
+    probability combines them, and all samples teach with it as their weight. The learners "spr" (Self-Purified Replay)
+    and "pure-replay" have a memory of fixed size: samples wait in delayed buffers, a filter scores each full buffer,
+    and the classifier is trained on a buffer of samples that pass.
 
     Threads may share a classifier. They learn one at a time. Predictions beside learning do not wait: they come from
     the last classifier that was trained to its end.
@@ -118,10 +128,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     Parameters
     ----------
-    learner : str, default="spr"
-        Learner that scores samples: "spr" or "pure-replay".
+    learner : {"full-memory", "spr", "pure-replay"}, optional
+        Learner that scores samples. None: "full-memory", or "spr" if one of the next six parameters is given.
     preset : str, default="live"
-        Name of a set of settings; `purereplay settings` lists them.
+        Name of a set of settings; `purereplay settings` lists them. This and the next five parameters are those of
+        learners with buffers.
     delayed_size : int, optional
         Capacity of a delayed buffer, in samples. None: the value of the preset.
     purified_size : int, optional
@@ -137,6 +148,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Device of the training; "auto" is CUDA if it is available.
     random_state : int, RandomState instance or None, default=0
         Seed of all random draws. A RandomState or None: draw a seed when learning starts.
+    verbose : bool, optional
+        Whether progress is written to the standard error stream. None: only by "full-memory", after ten seconds.
 
     Attributes
     ----------
@@ -155,20 +168,19 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     >>> from sklearn.datasets import load_digits
     >>> from purereplay import SelfPurifiedClassifier
     >>> images, labels = load_digits().images / 16, load_digits().target
-    >>> classifier = SelfPurifiedClassifier(delayed_size=200, base_epochs=5)
-    >>> classifier = classifier.partial_fit(images[:400], labels[:400])
+    >>> classifier = SelfPurifiedClassifier().fit(images[:400], labels[:400])
     >>> classifier.predict(images[400:410]).shape
     (10,)
     >>> suspects = classifier.suspects()  # lowest clean probability first
     >>> suspects.dtype.names
-    ('id', 'label', 'clean_probability', 'centrality', 'buffer', 'passed')
+    ('id', 'label', 'clean_probability', 'likely_label', 'passed')
     """
 
     def __init__(
         self,
         *,
-        learner: str = own_data.DEFAULT,
-        preset: str = "live",
+        learner: str | None = None,
+        preset: str = _PRESET,
         delayed_size: int | None = None,
         purified_size: int | None = None,
         expert_epochs: int | None = None,
@@ -176,6 +188,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         settings: Mapping[str, Any] | None = None,
         device: str = "auto",
         random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | None = None,
     ) -> None:
         self.learner = learner
         self.preset = preset
@@ -186,6 +199,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.settings = settings
         self.device = device
         self.random_state = random_state
+        self.verbose = verbose
 
     # ---------------------------------------------------------------- learning
 
@@ -252,7 +266,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             is_new = not self.__sklearn_is_fitted__()
             if not is_new:
                 self._check_columns(X, getattr(self, "feature_names_in_", None))
-                self._check_shape(samples, self._recorded.learner.image_shape, self._recorded.is_vectors)
+                self._check_shape(samples, self._recorded.image_shape, self._recorded.is_vectors)
             names = (SampleNames() if is_new else self._names).check(sample_ids, len(labels))
             if labels:
                 draft = self._draft()
@@ -353,41 +367,43 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Returns
         -------
         suspects : structured ndarray
-            Fields: `id`, `label` (as given), `clean_probability` (high = clean), `centrality` (high = central),
-            `buffer` (number of the delayed buffer in which it was scored) and `passed` (decision of the filter).
+            Fields: `id`, `label` (as given), `clean_probability` (high = clean) and `passed` (whether the label is
+            believed). The learner "full-memory" adds `likely_label`, the most likely true label. The others add
+            `centrality` (high = central) and `buffer` (number of the delayed buffer in which it was scored).
         """
         check_is_fitted(self)
 
         def read() -> NDArray[Any]:
-            verdicts = self._recorded.verdicts.table()
-            found = np.empty(self._recorded.verdicts.n, _SUSPECT)
+            labels, columns = self._recorded.judged()
+            names = [name for name in _COLUMNS if name in columns or name in ("id", "label")]
+            found = np.empty(len(labels), [(name, _COLUMNS[name]) for name in names])
             found["id"] = self._names.of(range(len(found)))
-            found["label"] = self._labels.given(verdicts.labels, objects=True)
-            for name, column in zip(_SUSPECT[2:], verdicts[1:], strict=True):
-                found[name[0]] = column.numpy()
+            found["label"] = self._labels.given(labels, objects=True)
+            for name, column in columns.items():
+                own = name == "likely_label"
+                found[name] = self._labels.given(torch.from_numpy(column), objects=True) if own else column
             return found
 
         found = self._turns.reading(read)
         return found[np.argsort(found["clean_probability"], kind="stable")]
 
     def purified(self) -> Purified:
-        """Return the contents of the purified buffer.
+        """Return the samples that teach: the contents of the purified buffer, or all that are believed.
 
         Returns
         -------
         purified : Purified
-            Samples that passed the filter and are kept for replay.
+            Samples that passed the filter.
         """
         check_is_fitted(self)
 
         def read() -> Purified:
-            held = self._recorded.learner.held()
-            images = held.images if self._recorded.scale is None else self._recorded.scale.undo(held.images.cpu())
+            held = self._recorded.held()
             return Purified(
-                as_given(images),
+                as_given(held.images),
                 self._labels.given(held.labels),
                 label_array(self._names.of(held.index.tolist())),
-                self._recorded.verdicts.table().clean_probability[held.index].numpy(),
+                self._recorded.clean_probability()[held.index].numpy(),
             )
 
         return self._turns.reading(read)
@@ -398,13 +414,14 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Returns
         -------
         estimate : NoiseEstimate
-            Shares overall and by class, each with a 95 % interval.
+            Shares overall, by class and by pair of classes, each with a 95 % interval.
         """
         check_is_fitted(self)
 
         def read() -> NoiseEstimate:
-            overall, rates = self._recorded.noise()
-            return NoiseEstimate(overall, dict(zip(self._labels.labels, rates, strict=True)))
+            table, names = self._recorded.noise(), self._labels.labels
+            pairs = {(names[given], names[likely]): rate for (given, likely), rate in table.by_pair.items()}
+            return NoiseEstimate(table.overall, dict(zip(names, table.by_class, strict=True)), pairs)
 
         return self._turns.reading(read)
 
@@ -467,9 +484,10 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return {
             "params": {name: _plain(value) for name, value in params.items()},
             "learner": self._learner,
-            "options": asdict(self._options),  # resolved, so that the presets of a later version do not matter
-            "seed": self._recorded.learner.seed,
-            "shape": self._recorded.learner.image_shape,
+            # resolved, so that the presets of a later version do not matter
+            "options": {} if self._options is None else asdict(self._options),
+            "seed": self._recorded.seed,
+            "shape": self._recorded.image_shape,
             "vectors": self._recorded.is_vectors,
             "labels": list(self._labels.labels),
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", ())] or None,
@@ -484,7 +502,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def _restore(self, facts: dict[str, Any], tensors: State) -> None:
         learner = facts["learner"]
-        options = from_json(own_data.settings_class(learner), facts["options"])
+        options = None
+        if learner != full_memory.NAME:
+            options = from_json(own_data.settings_class(learner), facts["options"])
         names = facts.get("feature_names")  # None in files of version 0.1.0
         own = None if names is None else np.array(names, dtype=object)
         self._build(learner, options, tuple(facts["shape"]), facts["vectors"], facts["seed"], own)
@@ -508,6 +528,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             self._restore(facts, {name: t.clone() for name, t in tensors.items()})
 
     # ---------------------------------------------------------------- small parts
+
+    _recorded: RecordedLearner | FullMemory
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_recorded")
@@ -542,13 +564,25 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def _start(self, samples: Tensor, names: NDArray[Any] | None) -> None:
         """Start a new learner for samples of this kind."""
         shape, vectors = _shape(samples), is_vectors(samples)
-        facts = DataFacts(shape, is_vectors=vectors)
-        options = own_data.resolved(self.learner, self._chosen(), facts, preset=self.preset)
+        learner, options = self._resolved(DataFacts(shape, is_vectors=vectors))
         if isinstance(self.random_state, int | np.integer):
             seed = int(self.random_state)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._build(self.learner, options, shape, vectors, seed, names)
+        self._build(learner, options, shape, vectors, seed, names)
+
+    def _resolved(self, facts: DataFacts) -> tuple[str, SprSettings | None]:
+        """Return the name of the learner, and its settings; None: it has none."""
+        chosen, preset_given = self._chosen(), self.preset != _PRESET
+        learner = self.learner
+        if learner is None:
+            learner = own_data.DEFAULT if chosen or preset_given else full_memory.NAME
+        if learner != full_memory.NAME:
+            return learner, own_data.resolved(learner, chosen, facts, preset=self.preset)
+        if chosen or preset_given:
+            name = next(iter(chosen), "preset")
+            raise UserError(f"The learner {learner} has no setting {name}: leave it out, or choose learner='spr'.")
+        return learner, None
 
     def _chosen(self) -> dict[str, Any]:
         """Return the settings that the arguments change."""
@@ -562,10 +596,27 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return chosen
 
     def _build(
-        self, name: str, options: SprSettings, shape: Shape, vectors: bool, seed: int, names: NDArray[Any] | None
+        self, name: str, options: SprSettings | None, shape: Shape, vectors: bool, seed: int, names: NDArray[Any] | None
     ) -> None:
         device = pick_device(self.device)
-        engine = Engine(torch.device(device), precision=pick_precision("auto", device))
+        if options is None:
+            watch = None if self.verbose is False else ProgressLine(self.verbose)
+            self._recorded = FullMemory(shape, is_vectors=vectors, seed=seed, watch=watch)
+        else:
+            self._recorded = self._with_buffers(name, options, shape, vectors, seed, device)
+        self._learner, self._options = name, options
+        self._labels, self._names = LabelBook(), SampleNames()
+        self.n_seen_ = 0
+        known = {"n_features_in_": shape[0] if vectors else None, "feature_names_in_": names if vectors else None}
+        for name, value in known.items():
+            self.__dict__.pop(name, None)
+            if value is not None:
+                setattr(self, name, value)
+
+    def _with_buffers(
+        self, name: str, options: SprSettings, shape: Shape, vectors: bool, seed: int, device: str
+    ) -> RecordedLearner:
+        engine = Engine(torch.device(device), precision=pick_precision("auto", device), watch=self._watch())
         data = DataSpec(image_shape=shape, n_classes=0, is_vectors=vectors)
         try:
             learner = own_data.build(name, options, data, engine=engine, seed=seed)
@@ -577,15 +628,14 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         # experts on images that the CUDA loop trains side by side.
         learner.buffer_filter.one_by_one = True
         together = device == "cuda" and not vectors and options.filter == "self-centered"
-        self._recorded = RecordedLearner(learner, lookahead=64 if together else 1)
-        self._learner, self._options = name, options
-        self._labels, self._names = LabelBook(), SampleNames()
-        self.n_seen_ = 0
-        known = {"n_features_in_": shape[0] if vectors else None, "feature_names_in_": names if vectors else None}
-        for name, value in known.items():
-            self.__dict__.pop(name, None)
-            if value is not None:
-                setattr(self, name, value)
+        return RecordedLearner(learner, lookahead=64 if together else 1)
+
+    def _watch(self) -> Callable[[TrainingProgress], None] | None:
+        """Return what reports the training of networks."""
+        if not self.verbose:
+            return None
+        line = ProgressLine(self.verbose)
+        return lambda now: line(f"{now.phase}, step", now.done, now.total)
 
     def _know(self, labels: Sequence[Hashable]) -> None:
         self._labels.know(labels)
@@ -607,7 +657,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             scale=recorded.scale,
             classes=labels.classes,
             columns=labels.columns,
-            shape=recorded.learner.image_shape,
+            shape=recorded.image_shape,
             is_vectors=recorded.is_vectors,
             feature_names=getattr(self, "feature_names_in_", None),
         )

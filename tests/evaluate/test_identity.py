@@ -84,8 +84,11 @@ def test_every_kept_result_has_settings():
 def test_a_result_of_a_gpu_comes_before_one_of_a_cpu(finished):
     result = RunDirectory(next(iter(finished))).result()
     gpu = result | {"device": "NVIDIA H200", "precision": "bf16"}
+    former = {name: value for name, value in gpu.items() if name != "accuracy_matrix"}
     for order in ([result, gpu], [gpu, result]):
         assert list(by_key(order).values()) == [gpu]
+    for order in ([result, former], [former, result]):  # tables prefer the GPU, curves what measured more
+        assert list(by_key(order).values()) == [former] and list(by_key(order, richest=True).values()) == [result]
 
 
 # ---------------------------------------------------------------- the store

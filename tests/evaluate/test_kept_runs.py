@@ -27,8 +27,10 @@ def test_a_stopped_run_continues_to_the_kept_result(tmp_path, name):
     changed = changed_options(settings)
     named = {key: changed.pop(key) for key in ("robust", "filter", "graphs") if key in changed}
     assert all(expected[key] == value for key, value in named.items())
-    known = settings.options.__dataclass_fields__
+    known = settings.options.__dataclass_fields__.keys() - settings.options.ineffective()
     former = upgrade_names(settings.learner, expected["changed"])
+    if name == "crs-pencil":
+        former["pencil_epoch"] = "memory"  # it has another default since
     assert changed == {key: value for key, value in former.items() if key in known}
     result = running.run(settings, tmp_path / "run", resume=True)
     assert result["accuracy_after_task"][:1] == pytest.approx(expected["accuracy_after_task"][:1], abs=0.03)

@@ -194,9 +194,10 @@ N_RUNS = int(os.environ.get("PUREREPLAY_CLUSTER_RUNS", "24"))
 OPTIONS = [
     "--dataset=digits",
     "--preset=demo",
-    "--set=expert_epochs=30",
-    "--set=base_epochs=10",
-    "--set=hidden=32",
+    "--set=expert_epochs=6",
+    "--set=base_epochs=2",
+    "--set=finetune_epochs=5",
+    "--set=hidden=16",
     "--device=cpu",
     f"--seed={','.join(str(i + 1) for i in range(N_RUNS))}",
     f"--group-size={max(2, N_RUNS // 20)}",

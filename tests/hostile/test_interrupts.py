@@ -25,7 +25,7 @@ import torch
 import purereplay
 from purereplay import SelfPurifiedClassifier
 from purereplay.data.batch import Batch
-from purereplay.learners import pure_replay
+from purereplay.learners import full_memory, pure_replay
 from purereplay.learners.base import DataSpec
 from purereplay.learners.recorded import RecordedLearner
 from purereplay.learners.registry import entry
@@ -108,6 +108,17 @@ def pieces():
         yield 3 * np.eye(3)[classes] + rng.normal(size=(n, 3)), classes.tolist(), [f"{number}.{i}" for i in range(n)]
 
 
+def make(learner: str) -> SelfPurifiedClassifier:
+    return SelfPurifiedClassifier(learner=learner, **({} if learner == full_memory.NAME else TINY))
+
+
+@pytest.fixture(autouse=True)
+def early_revisions(monkeypatch):
+    """Full memory revises its verdicts at 8 samples, and has few trees."""
+    monkeypatch.setattr(full_memory, "FIRST", 8)
+    monkeypatch.setattr("purereplay.purify.opinions.forest.N_TREES", 2)
+
+
 def life(one: SelfPurifiedClassifier):
     """Calls in their order, each with the number of samples that it takes."""
     for number, (X, y, ids) in enumerate(pieces()):
@@ -149,7 +160,7 @@ def outcome(one: SelfPurifiedClassifier) -> dict[str, bytes]:
 
 def live(learner: str, n: int | None = None) -> tuple[dict[str, bytes], InterruptAt]:
     """Live with an interrupt at the n-th line of the package."""
-    one = SelfPurifiedClassifier(learner=learner, **TINY)
+    one = make(learner)
     with InterruptAt(n) as interrupt:
         for n_samples, work in life(one):
             call(one, n_samples, work)
@@ -180,11 +191,20 @@ def moments(learner: str, modules: tuple[str, ...] = ("",)) -> list[int]:
     return sorted(int(rng.choice(own)) for own in times.values())
 
 
-BOOKKEEPING = ("estimator", "learners/recorded", "learners/turns", "learners/spr/learner", "memory/", "data/names")
-LEARNERS = ("spr", pure_replay.ENTRY.name)
+BOOKKEEPING = (
+    "estimator",
+    "learners/recorded",
+    "learners/full_memory",
+    "learners/turns",
+    "learners/spr/learner",
+    "memory/",
+    "data/names",
+)
+BUFFERED = ("spr", pure_replay.ENTRY.name)
+LEARNERS = (*BUFFERED, full_memory.NAME)
 
 
-@pytest.mark.parametrize(("learner", "every"), [("spr", 16), (pure_replay.ENTRY.name, 40)])
+@pytest.mark.parametrize(("learner", "every"), [("spr", 16), (pure_replay.ENTRY.name, 40), (full_memory.NAME, 20)])
 def test_an_interrupt_at_any_line_of_the_bookkeeping_changes_nothing(learner, every):
     for n in moments(learner, BOOKKEEPING)[::every]:
         check(learner, n)
@@ -286,7 +306,7 @@ def taught(name: str, n: int | None) -> tuple[dict[str, bytes], InterruptAt]:
     return found | {"answer": answer.logits(images).numpy().tobytes()}, interrupt
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", BUFFERED)
 def test_interrupted_learners_go_on_with_the_same_bits(name):
     taught(name, None)
     right, counted = taught(name, None)
@@ -438,13 +458,13 @@ def by_signals(seconds: float, learner: str) -> None:
     signal.signal(signal.SIGALRM, interrupt)
     right, rng, n_interrupts, n_lives = undisturbed(learner)[0], np.random.default_rng(0), 0, 0
     durations = []
-    for _, work in life(SelfPurifiedClassifier(learner=learner, **TINY)):
+    for _, work in life(make(learner)):
         began = time.perf_counter()
         work()
         durations.append(time.perf_counter() - began)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        one = SelfPurifiedClassifier(learner=learner, **TINY)
+        one = make(learner)
         for duration, (n_samples, work) in zip(durations, life(one), strict=True):
             before = getattr(one, "n_seen_", 0)
             try:

@@ -192,11 +192,10 @@ def test_lines_that_a_pipe_reads_in_advance_are_limited_in_bytes(tmp_path, monke
     assert [item.id for item in (*first, *rest)] == [str(i) for i in range(20)]
 
 
-def test_a_first_image_that_can_never_be_learned_is_refused_with_the_remedy(tmp_path):
+def test_a_first_image_that_was_too_large_is_reduced(tmp_path):
     with tiny(tmp_path / "state") as session:
-        with pytest.raises(UserError, match=r"big cannot be the first image .* 2,000 × 2,000 pixels.* Use --size"):
-            session.take([Item("big", "a", png(np.zeros((2000, 2000), np.uint8)))])
-        assert session.store.n_samples == 0
+        assert session.take([Item("big", "a", png(np.zeros((2000, 1000), np.uint8)))])[0].new
+        assert session.store.image_settings.shape == (1, 64, 32)
 
 
 def test_images_that_the_memory_cannot_hold_are_refused_with_the_remedy(tmp_path, monkeypatch):

@@ -301,7 +301,7 @@ def rewrite(folder: Path, tensors: dict[str, Tensor], facts: dict) -> str:
     """Replace the learner of a state, and all digests in the database; return the name of the learner file."""
     import sqlite3
 
-    from purereplay.live import digests
+    from purereplay.live import digests, schema
 
     content, digest = pack_tensors(tensors, facts)
     [path] = folder.glob("learner-*")
@@ -309,7 +309,7 @@ def rewrite(folder: Path, tensors: dict[str, Tensor], facts: dict) -> str:
     path.write_bytes(content)
     with sqlite3.connect(folder / "state.sqlite") as database:
         database.execute("UPDATE learner SET digest = ?, file = ?", [digest, path.name])
-        digests.record_all(database)
+        digests.record_all(database, schema.VERSION)
     (folder / "state.mark").unlink(missing_ok=True)
     return path.name
 

@@ -192,7 +192,7 @@ def test_an_empty_database_beside_a_learner_became_a_new_state(dead, mark):
     before = sorted(path.name for path in dead.iterdir())
     with (
         pytest.raises(UserError, match=r"state\.sqlite is damaged"),
-        Store.writing(dead, Wanted(seed=9, overrides=TINY)),
+        Store.writing(dead, Wanted(learner="spr", seed=9, overrides=TINY)),
     ):
         pass
     assert {path.name for path in dead.iterdir()} - set(before) <= {"state.sqlite-wal", "state.sqlite-shm"}
@@ -327,7 +327,8 @@ def forged(state: Path):
     """Change a database as somebody who also computes its digests again."""
     with sqlite3.connect(state / "state.sqlite", isolation_level=None) as database:
         yield database
-        digests.record_all(database)
+        [version] = database.execute("PRAGMA user_version").fetchone()
+        digests.record_all(database, version)
     database.close()
     (state / "state.mark").unlink(missing_ok=True)
 
@@ -359,6 +360,9 @@ def test_a_value_that_no_state_holds_is_not_read(state, monkeypatch):
 @pytest.mark.parametrize("change", [None, "UPDATE decisions SET selected = 1 - selected WHERE position = 3"])
 def test_an_upgrade_of_a_database_with_digests_compares_them_first(state, change):
     with forged(state) as database:
+        for table in ("moves", "revisions", "verdicts", "likely", "noise"):
+            database.execute(f"DROP TABLE {table}")
+            database.execute("DELETE FROM digests WHERE name = ?", [table])
         database.execute("PRAGMA user_version = 3")
     with sqlite3.connect(state / "state.sqlite") as database:
         database.execute("UPDATE digests SET name = 'schema' WHERE name = 'commits'")
@@ -615,7 +619,7 @@ def test_a_state_with_a_learning_rate_that_diverges_was_created(tmp_path, name, 
     sentence = f"The setting {name} must be at most 1 in a state, not {value.replace('e', 'e.')}"
     with (
         pytest.raises(UserError, match=sentence),
-        Store.writing(tmp_path / "state", Wanted(overrides={name: value})),
+        Store.writing(tmp_path / "state", Wanted(learner="spr", overrides={name: value})),
     ):
         pass
     assert not (tmp_path / "state").exists()

@@ -17,7 +17,9 @@ import torch
 from purereplay import SelfPurifiedClassifier, make_spr
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
+from purereplay.learners import full_memory
 from purereplay.learners.turns import Turns
+from purereplay.purify.opinions import forest
 
 TINY = {
     "delayed_size": 20,
@@ -58,21 +60,27 @@ def together(works):
     return errors
 
 
-def fresh_agreement(n_tries):
+def make(learner="spr"):
+    """A small classifier; one with full memory revises its verdicts at 20 samples, and has few trees."""
+    full_memory.FIRST, forest.N_TREES = 20, 5
+    return SelfPurifiedClassifier(learner=learner, **({} if learner == full_memory.NAME else TINY))
+
+
+def fresh_agreement(n_tries, learner="spr"):
     """Two threads ask a freshly fitted classifier once each, many times over."""
     X, y = piece(7, 40)
-    right = SelfPurifiedClassifier(**TINY).fit(X, y).predict_proba(QUESTION)
+    right = make(learner).fit(X, y).predict_proba(QUESTION)
     for _ in range(n_tries):
-        one, answers = SelfPurifiedClassifier(**TINY).fit(X, y), []
+        one, answers = make(learner).fit(X, y), []
         errors = together([lambda one=one, a=answers: a.append(one.predict_proba(QUESTION))] * 2)
         assert not errors, errors
         answers.append(one.predict_proba(QUESTION))  # the one that is kept
         assert all(np.array_equal(answer, right) for answer in answers)
 
 
-def beside_learning(seconds, n_readers):
+def beside_learning(seconds, n_readers, learner="spr"):
     """Many threads predict while one learns; every answer is that of a classifier between two pieces."""
-    one = SelfPurifiedClassifier(**TINY).fit(*piece(0))
+    one = make(learner).fit(*piece(0))
     one.predict(QUESTION)
     answers: set[tuple[int, bytes]] = set()
     counts, waits, n_pieces, ended = [0] * n_readers, [0.0] * n_readers, [0], threading.Event()
@@ -99,7 +107,7 @@ def beside_learning(seconds, n_readers):
     errors = together([learn, *(lambda reader=reader: ask(reader) for reader in range(n_readers))])
     assert not errors, errors
     assert min(counts) > 0, counts
-    again, whole = SelfPurifiedClassifier(**TINY).fit(*piece(0)), set()
+    again, whole = make(learner).fit(*piece(0)), set()
     for number in range(n_pieces[0] + 1):
         if number:
             again.partial_fit(*piece(number))
@@ -122,13 +130,15 @@ def in_a_process(call):
 
 
 @pytest.mark.long
-def test_two_threads_agree_on_a_fresh_classifier_and_no_half_trained_one_is_kept():
-    in_a_process("fresh_agreement(4)")
+@pytest.mark.parametrize(("learner", "n_tries"), [("spr", 4), (full_memory.NAME, 2)])
+def test_two_threads_agree_on_a_fresh_classifier_and_no_half_trained_one_is_kept(learner, n_tries):
+    in_a_process(f"fresh_agreement({n_tries}, {learner!r})")
 
 
 @pytest.mark.long
-def test_ten_threads_predict_while_one_learns():
-    in_a_process("beside_learning(3, 10)")
+@pytest.mark.parametrize(("learner", "seconds"), [("spr", 3), (full_memory.NAME, 1)])
+def test_ten_threads_predict_while_one_learns(learner, seconds):
+    in_a_process(f"beside_learning({seconds}, 10, {learner!r})")
 
 
 @pytest.mark.slow

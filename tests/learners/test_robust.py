@@ -2,13 +2,18 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from purereplay.data.batch import Batch
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import resolve
+from purereplay.learners import registry
+from purereplay.learners.base import DataSpec
 from purereplay.learners.baselines.cnll import SemiSupervised
 from purereplay.learners.baselines.der import DarkExperience
 from purereplay.learners.baselines.er_ace import AsymmetricCrossEntropy
@@ -318,3 +323,35 @@ def test_captured_steps_equal_those_of_the_cpu(name, network, caplog):
                 for n in one:
                     torch.testing.assert_close(one[n].cpu(), other[n], rtol=10 * tolerance, atol=tolerance)
     assert not caplog.records  # nothing fell back
+
+
+@pytest.mark.parametrize("name", ["crs", "mir"])
+def test_pencil_in_a_single_pass_is_plain_replay(name):
+    """One pass over the stream is one epoch, and the first stage has seventy; the former reading moves labels."""
+    data = DataSpec(image_shape=(1, 8, 8), n_classes=10, n_samples=200)
+    rng = np.random.default_rng(3)
+    images = torch.from_numpy(rng.integers(0, 256, (200, 1, 8, 8)).astype(np.uint8))
+    stream = Batch(images, torch.from_numpy(rng.integers(0, 10, 200)), torch.arange(200))
+
+    def weights(**options: str) -> dict[str, torch.Tensor]:
+        usual = {"hidden": "8", "memory_size": "20", "replay_size": "10"} | options
+        run = resolve(dataset="digits", preset_name="demo", learner=name, device="cpu", overrides=usual)
+        one = registry.entry(name).build(run.options, data, engine=Engine(torch.device("cpu")), seed=0)
+        one.observe(stream)
+        return one.weights
+
+    plain, stream_wide = weights(), weights(robust="pencil")
+    for key in plain:
+        torch.testing.assert_close(stream_wide[key], plain[key], rtol=1e-4, atol=1e-6)
+    former = weights(robust="pencil", pencil_epoch="memory", pencil_stage1="1")
+    assert any(not torch.allclose(former[key], plain[key], atol=1e-4) for key in plain)
+
+
+def test_the_label_rate_of_pencil_is_scaled_to_the_batch():
+    step = SimpleNamespace(epoch=torch.tensor([80.0]), labels=torch.zeros(1, 16, dtype=torch.int64))
+    moved = []
+    for technique in (Pencil(lr=8.0), Pencil(lr=8.0, lr_batch=128)):
+        value = torch.zeros(1, 16, 10)
+        technique.update(step, "label_logits", value, torch.ones(1, 16, 10))
+        moved.append(float(value[0, 0, 0]))
+    assert moved == [-8.0, -1.0]

@@ -61,7 +61,7 @@ def test_it_is_spr_but_for_the_base():
     for a, b in zip(mine, other, strict=True):
         assert torch.equal(a.clean_probability, b.clean_probability) and torch.equal(a.held_index, b.held_index)
     assert ours.classifier().predict(batch(5).images).shape == (5,)
-    with pytest.raises(UserError, match="trains on halves of D and P"):
+    with pytest.raises(UserError, match="needs replay=halves and self_replay=every-buffer"):
         learner("supervised-base", replay="union")
 
 

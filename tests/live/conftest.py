@@ -25,3 +25,9 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Done(int(end.value.code or 0), *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def small_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few features: full-memory judges a few samples in no time."""
+    monkeypatch.setattr("purereplay.purify.patches._N_FILTERS", 8)

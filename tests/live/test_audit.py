@@ -14,7 +14,7 @@ from purereplay.errors import UserError
 from purereplay.live import predict as predicting
 from purereplay.live.audit import COLUMNS, audit
 from purereplay.live.corrections import correct
-from purereplay.live.predict import ImageFile, Prediction, image_files, predict, ready_classifier, with_current
+from purereplay.live.predict import ImageFile, image_files, predict, ready_classifier, with_current
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
@@ -170,6 +170,35 @@ def test_bad_corrections_are_refused_and_the_rest_is_applied(state):
         fix(state, "name,label\ns1,a\n")
 
 
+def test_the_audit_itself_with_labels_filled_in_is_a_file_of_corrections(state):
+    rows = audited(state)
+    for row, label in zip(rows, ["label 1", "=new", rows[2]["given_label"]], strict=False):
+        row["corrected_label"] = label
+    path = state.parent / "filled.csv"
+    for delimiter in (",", ";", "\t"):  # as spreadsheets save it
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(rows)
+        with tiny(state) as session:
+            outcomes = correct(session, path)
+        assert [outcome.name for outcome in outcomes] == [row["id"] for row in rows[:3]]
+        assert [outcome.new for outcome in outcomes] == [delimiter == ","] * 3
+    assert held(state)[rows[1]["id"]] == ("=new", 1.0)
+    assert held(state)[rows[2]["id"]] == (rows[2]["given_label"], 1.0)  # confirmed
+    again = audited(state)
+    assert {row["id"] for row in again[-3:]} == {row["id"] for row in rows[:3]}  # they left the top
+    assert [row["id"] for row in again[:37]] == [row["id"] for row in rows[3:]]
+
+
+def test_a_file_of_corrections_with_two_columns_of_labels_is_refused(state):
+    with pytest.raises(UserError, match="has the columns label and corrected_label: remove one"):
+        fix(state, "id,label,corrected_label\ns1,a,b\n")
+    with pytest.raises(UserError, match="needs a header with the columns id and label"):
+        fix(state, "id,given_label\ns1,a\n")
+    assert fix(state, "id,corrected_label\ns1,\n") == []
+
+
 def test_corrections_stay_while_learning_continues(state):
     fix(state, "id,label\ns1,label 2\ns2,brand new\n")
     with tiny(state) as session:
@@ -214,14 +243,12 @@ def test_predictions(state, tmp_path):
     for i, path in enumerate(paths):
         path.write_bytes(png(picture(i)))
     paths.insert(1, tmp_path / "bad.png")
-    paths[1].write_bytes(png(picture(0, size=9)))
+    paths[1].write_bytes(png(picture(0, size=9))[:60])
     with Store.reading(state) as store:
         classifier, _ = ready_classifier(store, ENGINE)
         answers = list(predict(store, classifier, [ImageFile(path) for path in paths]))
     assert [answer.path for answer in answers] == paths
-    assert answers[1] == Prediction(
-        paths[1], None, "is a grey image of 9×9, but the images here are a grey image of 6×6"
-    )
+    assert answers[1].probabilities is None and "is damaged" in answers[1].error
     images = torch.stack([torch.from_numpy(picture(i)[None]) for i in range(3)])
     expected = classifier.probabilities(images)
     assert torch.equal(torch.stack([a.probabilities for a in answers if a.probabilities is not None]), expected)

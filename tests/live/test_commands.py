@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from test_images import COLOUR, encoded, huge_png
-from tiny_state import LEARNERS, TINY_OPTIONS, fingerprint, picture, png
+from tiny_state import ALL_LEARNERS, TINY_OPTIONS, fingerprint, picture, png, tiny_options
 
 from purereplay.live import images
 
@@ -45,13 +45,9 @@ def frames(form: str) -> bytes:
 
 
 BAD_FILES = {
-    "wrong shape": (png(picture(5, size=7)), "is a grey image of 7×7"),
-    "colour": (png(COLOUR[:, :5].repeat(2, 0)[:6]), "is a colour image of"),
     "empty": (b"", "is empty"),
     "truncated JPEG": (encoded(Image.fromarray(picture(5)), "JPEG")[:-20], "is damaged"),
     "huge": (huge_png(40_000, 40_000), "has too many pixels"),
-    "CMYK": (encoded(Image.new("CMYK", (6, 6)), "JPEG"), "is a colour image of 6×6"),
-    "palette": (encoded(Image.new("P", (6, 6))), "is a colour image of 6×6"),
     "animated GIF": (frames("GIF"), "is an animation"),
     "animated PNG": (frames("PNG"), "is an animation"),
     "text": (b"hello", "is not an image"),
@@ -68,6 +64,18 @@ def test_a_bad_file_is_named_and_the_others_are_added(kind, photos, cli):
     assert first.startswith("a/0bad.png ") and reason in first
     assert last == "purereplay: 1 of 4 items were refused; the others were added."
     assert ids(photos / "state") == list(GOOD)
+
+
+def test_images_of_other_sizes_are_resized_and_the_size_is_told(photos, cli):
+    others = {"small": png(picture(5, size=3)), "wide": png(COLOUR[:, :5].repeat(30, 0)), "CMYK": b"", "palette": b""}
+    others["CMYK"] = encoded(Image.new("CMYK", (6, 6)), "JPEG")
+    others["palette"] = encoded(Image.new("P", (6, 6)))
+    for name, content in others.items():
+        (photos / "b" / f"{name}.png").write_bytes(content)
+    done = cli("learn", photos, "--state", photos / "state", "--hold-rest", *TINY_OPTIONS)
+    assert done.code == 0 and len(ids(photos / "state")) == 7
+    told = "7 images looked at: 3 × 3 pixels to 5 × 150. All images are resized to 6 × 6, colour; the aspect is kept."
+    assert told in done.out
 
 
 def test_images_that_are_converted_to_grey(photos, cli):
@@ -145,18 +153,19 @@ def test_no_state_is_created_for_missing_data(tmp_path, cli):
         assert done.code == 2 and "holds no state" in done.err and not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_all_commands(learner, tmp_path, cli, monkeypatch):
+@pytest.mark.parametrize("learner", ALL_LEARNERS)
+def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
     """learn, status, audit, correct, predict; then more of the same folder."""
     folder, state = tmp_path / "photos", tmp_path / "state"
     for i in range(50):
         path = folder / f"[{i % 2}]" / f"{i:02}.png"  # a label that looks like markup
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(picture(i, i % 2)))
-    done = cli("learn", folder, "--state", state, "--learner", learner, *TINY_OPTIONS)
+    done = cli("learn", folder, "--state", state, *tiny_options(learner))
     assert done.code == 0 and "added: 50, already known: 0, scored: 50" in done.out and "audit" in done.out
     done = cli("status", "--state", state)
-    assert done.code == 0 and "50 in 3 buffers" in done.out and "[0]" in done.out and f"learner {learner}" in done.out
+    judged = "50; all together 1 times" if learner == "full-memory" else "50 in 3 buffers"
+    assert done.code == 0 and judged in done.out and "[0]" in done.out and f"learner {learner}" in done.out
     assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
     assert done.code == 0 and "samples scored: 50" in done.out
@@ -200,9 +209,51 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
 
 
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(photos, cli, tmp_path):
+    (photos / "a" / "wide.png").write_bytes(png(picture(5, size=9)[:3]))
+    (photos / "lost.png").write_bytes(b"")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    done = cli("learn", photos, "--state", tmp_path / "state", "--dry-run")
+    text = " ".join(done.out.split())
+    assert done.code == 0 and sorted(path.name for path in tmp_path.rglob("*")) == before
+    for part in (
+        "images 5, of these in the state 0, unusable 1",
+        "labels 2: a 3, b 1",
+        "learned as 6 × 6 pixels, grey",
+        "full-memory",
+    ):
+        assert part in text
+    assert "time about" in text and text.endswith("Nothing was written.")
+    (photos / "lost.png").unlink()
+    cli("learn", photos, "--state", tmp_path / "state", "--hold-rest", *TINY_OPTIONS)
+    (tmp_path / "list.csv").write_text("path,label\na/0.png,x\nb/2.png,y\n")
+    done = cli("learn", tmp_path / "list.csv", "--root", photos, "--state", tmp_path / "state", "--dry-run")
+    text = " ".join(done.out.split())
+    assert "images 2, of these in the state 2" in text and "learner spr" in text and "time unknown" in text
+    done = cli("learn", "-", "--state", tmp_path / "state", "--dry-run")
+    assert done.code == 2 and "--dry-run needs a folder or a list" in done.err
+
+
+def test_work_that_takes_long_or_much_memory_is_announced_before_it_begins(photos, cli, monkeypatch):
+    monkeypatch.setattr("purereplay.live.plan._LONG", 0.0)
+    monkeypatch.setattr("purereplay.live.learn._MANY", 0)
+    monkeypatch.setattr("purereplay.live.full_memory.FullMemory.work", lambda *_, **__: None)
+    done = cli("learn", photos, "--state", photos / "state")
+    assert done.code == 0 and "This takes about 0 minutes; a smaller --size takes less." in done.err
+    monkeypatch.setattr("purereplay.live.plan._LARGE", 0)
+    done = cli("learn", photos, "--state", photos / "other", "--hold-rest", *TINY_OPTIONS)
+    assert "Training on images of 6 × 6 pixels takes at least 0 GiB of memory and long" in done.err
+
+
 def test_the_help_of_learn_states_the_defaults(cli):
     text = " ".join(cli("learn", "--help").out.replace("│", " ").split())
-    for default in ("no resizing", "as the first image", "the list's folder, or the working directory", "live", "1"):
+    for default in (
+        "chosen by the first images",
+        "as the first images",
+        "the list's folder, or the working directory",
+        "live",
+        "1",
+    ):
         assert f"(default: {default})" in text
     assert "(default: hold them with a pipe or --follow)" in text
 

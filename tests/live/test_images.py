@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from purereplay.live import images
-from purereplay.live.images import read_pixels
+from purereplay.live.images import look_at, read_pixels
 from purereplay.live.items import Refused
 
 GREY = np.arange(0, 240, 8, dtype=np.uint8).reshape(5, 6)
@@ -115,6 +115,44 @@ def test_animations_are_refused(form):
     frames = [Image.fromarray(np.roll(COLOUR, i, 1)) for i in range(3)]
     with pytest.raises(Refused, match="animation"):
         read(encoded(frames[0], form, save_all=True, append_images=frames[1:]))
+
+
+@pytest.mark.parametrize(("size", "left", "top"), [((20, 10), 0, 5), ((10, 20), 5, 0), ((5, 5), 0, 0)])
+def test_a_resized_image_keeps_its_aspect_and_repeats_its_edges(size, left, top):
+    dice = np.random.default_rng(0)
+    picture = Image.fromarray(dice.integers(0, 256, (size[1], size[0], 3)).astype(np.uint8))
+    found = read(encoded(picture), shape=(3, 20, 20), fit="pad")
+    inner = np.asarray(picture.resize((20 - 2 * left, 20 - 2 * top), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    assert np.array_equal(found[:, top : 20 - top, left : 20 - left], inner)
+    assert (found[:, :top] == found[:, top : top + 1]).all() and (
+        found[:, :, :left] == found[:, :, left : left + 1]
+    ).all()
+    assert (found[:, 20 - top :] == found[:, 19 - top : 20 - top]).all()
+    assert read(encoded(Image.fromarray(GREY)), shape=(3, 20, 20), fit="pad").shape == (3, 20, 20)
+    assert read(encoded(Image.fromarray(COLOUR)), shape=(1, 4, 9), fit="pad").shape == (1, 4, 9)
+
+
+def test_a_large_jpeg_is_nearly_the_same_if_it_is_decoded_smaller(monkeypatch):
+    smooth = Image.fromarray(GREY).resize((1000, 800), Image.Resampling.BICUBIC)
+    content = encoded(smooth, "JPEG", quality=95)
+    decoded = []
+    plain = images._plain
+    monkeypatch.setattr(images, "_plain", lambda image: decoded.append(image.size) or plain(image))
+    found = read(content, shape=(1, 24, 30), fit="pad")
+    expected = np.asarray(smooth.resize((30, 24), Image.Resampling.BILINEAR))
+    assert decoded == [(125, 100)] and np.abs(found[0].astype(int) - expected).max() < 12
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_look_at_the_header_finds_the_size_as_shown(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(Image.fromarray(COLOUR), "JPEG", exif=exif)
+    look = look_at(content)
+    assert look.colour and (3, look.height, look.width) == read(content).shape
+    assert look_at(encoded(Image.fromarray(GREY))) == (6, 5, False)
+    with pytest.raises(Refused, match="is not an image"):
+        look_at(b"hello")
 
 
 @pytest.mark.parametrize("size", [(40_000, 40_000), (9_000, 9_000)])

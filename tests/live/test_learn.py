@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from tiny_state import TINY, fingerprint, picture, png
+from tiny_state import TINY, TINY_MEMORY, fingerprint, picture, png
 
 from purereplay.errors import Interrupted, UserError
 from purereplay.live import learn as loop
@@ -13,7 +13,7 @@ from purereplay.live.settings import Wanted
 from purereplay.nets.engine import Engine
 
 N = 50  # two buffers of 20, and a rest of 10
-WANTED = Wanted(overrides=TINY)
+WANTED = Wanted(learner="spr", overrides=TINY)
 
 
 @pytest.fixture
@@ -116,3 +116,56 @@ def test_nothing_is_created_for_data_that_is_missing(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         loop.learn(str(tmp_path / "nowhere"), tmp_path / "state", WANTED)
     assert not (tmp_path / "state").exists()
+
+
+# ---------------------------------------------------------------- full-memory
+
+MEMORY = Wanted(learner="full-memory", overrides=TINY_MEMORY)
+
+
+class Judge(LearnObserver):
+    """Records judgements; may stop while samples are judged."""
+
+    def __init__(self, stop_at=None):
+        self.works, self.judged, self.stop_at = [], [], stop_at
+
+    def should_stop(self):
+        return self.stop_at is not None and len(self.works) >= self.stop_at
+
+    def judging(self, progress, work, done, total):
+        self.works.append(work)
+
+    def scored(self, progress, report):
+        self.judged.append((report.n_samples, report.is_revision))
+
+
+def test_a_folder_is_judged_once_at_its_end(photos, small_features):
+    observer = Judge()
+    done = learn(str(photos), photos.parent / "state", MEMORY, device="cpu", observer=observer)
+    assert observer.judged == [(N, True)] and done.n_scored == N and done.judged.n_samples == N
+    assert {"features", "opinions", "classifier"} <= {work.partition(":")[0] for work in observer.works}
+    again = learn(str(photos), photos.parent / "state", MEMORY, device="cpu", observer=observer)
+    assert len(observer.judged) == 1 and (again.n_known, again.n_scored, again.judged) == (N, 0, None)
+
+
+def test_a_folder_whose_rest_is_held_is_judged_as_a_pipe_is(photos, small_features):
+    observer = Judge()
+    learn(str(photos), photos.parent / "state", MEMORY, device="cpu", observer=observer, rest=False)
+    assert [n for n, is_revision in observer.judged if is_revision] == [20, 30, 45]
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 5])
+def test_judging_is_stopped_and_repeated(photos, small_features, stop_at):
+    with pytest.raises(Interrupted):
+        learn(str(photos), photos.parent / "state", MEMORY, device="cpu", observer=Judge(stop_at))
+    learn(str(photos), photos.parent / "state", MEMORY, device="cpu")
+    learn(str(photos), photos.parent / "whole", MEMORY, device="cpu")
+    assert fingerprint(photos.parent / "state") == fingerprint(photos.parent / "whole")
+
+
+def test_moved_files_are_learned_with_their_new_labels(photos, small_features):
+    learn(str(photos), photos.parent / "state", MEMORY, device="cpu")
+    (photos / "0" / "00.png").rename(photos / "1" / "00.png")
+    observer = Judge()
+    done = learn(str(photos), photos.parent / "state", MEMORY, device="cpu", observer=observer)
+    assert (done.n_corrected, done.n_new, done.n_known) == (1, 0, N) and observer.judged == [(N, True)]

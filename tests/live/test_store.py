@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tiny_state import fingerprint, items, picture, png, tiny
 
 from purereplay.errors import UserError
-from purereplay.live import schema
+from purereplay.live import digests, schema
 from purereplay.live.items import Item
+from purereplay.live.mark import Mark, read_mark
 from purereplay.live.settings import Wanted, from_text, to_text
 from purereplay.live.status import status
 from purereplay.live.store import Store
@@ -60,7 +61,7 @@ def test_every_sample_is_stored_once_whatever_arrives_and_wherever_it_is_interru
         if is_interrupted:
             with tiny(folder) as session, pytest.raises(Crash), session.store.transaction():
                 for offer in offers:
-                    session._take(offer)
+                    session._take(offer, {})
                 raise Crash
         with tiny(folder) as session:
             before = len(model)
@@ -210,11 +211,14 @@ def test_a_reader_finds_what_a_killed_process_left_in_the_journal(tmp_path):
         assert store.n_samples == 5
 
 
+NEW_TABLES = ("moves", "revisions", "verdicts", "likely", "noise")
+
+
 def as_version_1(folder):
     (folder / "state.mark").unlink()
     with sqlite3.connect(folder / "state.sqlite") as database:
-        database.execute("DROP TABLE corrections")
-        database.execute("DROP TABLE digests")
+        for table in ("corrections", "digests", *NEW_TABLES):
+            database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version = 1")
 
 
@@ -227,6 +231,35 @@ def test_an_older_schema_is_upgraded(state, by):
     assert fingerprint(state) == before
     with sqlite3.connect(state / "state.sqlite") as database:
         assert database.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+
+
+def as_version_4(folder):
+    """As the version before full-memory left it: with the count of commits and its mark."""
+    with sqlite3.connect(folder / "state.sqlite", isolation_level=None) as database:
+        for table in NEW_TABLES:
+            database.execute(f"DROP TABLE {table}")
+            database.execute("DELETE FROM digests WHERE name = ?", [table])
+        digests.record_commit(database)
+        database.execute("PRAGMA user_version = 4")
+        newest = digests.newest_commit(database)
+    database.close()
+    (folder / "state.mark").unlink()
+    with Mark.writing(folder / "state.mark", newest):
+        return newest
+
+
+@pytest.mark.parametrize("by", ["writer", "reader"])
+def test_a_schema_that_counts_commits_is_upgraded_and_goes_on_counting(state, by):
+    before = fingerprint(state)
+    newest = as_version_4(state)
+    with tiny(state) if by == "writer" else Store.reading(state):
+        pass
+    assert fingerprint(state) == before
+    with tiny(state) as session:
+        session.take(items(50, 51))
+    assert read_mark(state / "state.mark").number == newest.number + 2
+    with Store.reading(state) as store:
+        assert store.n_samples == 51
 
 
 def test_an_interrupted_migration_is_repeated(state, monkeypatch):
@@ -284,15 +317,15 @@ def test_the_settings_of_a_state_cannot_change(state, wanted, sentence):
     [
         (Wanted(preset="nonsense"), "'nonsense' is unknown"),
         (Wanted(learner="nonsense"), "learner 'nonsense' is unknown"),
-        (Wanted(learner="crs"), "learner crs does not score samples: choose one of spr, pure-replay, self-cent"),
+        (Wanted(learner="crs"), "learner crs does not score samples: choose one of full-memory, spr, pure-replay"),
         (Wanted(learner="self-replay"), "learner self-replay does not score samples"),
         (Wanted(learner="self-centered-filter", overrides={"self_replay": "every-buffer"}), "has self_replay=never"),
         (Wanted(learner="pure-replay", overrides={"sharpening": "2"}), "sharpening must be at least 0 and at most 1"),
         (Wanted(learner="pure-replay", overrides={"replay": "union"}), "trains on halves of D and P"),
-        (Wanted(overrides={"filter": "none"}), "a state needs a filter"),
-        (Wanted(overrides={"self_replay": "task-end"}), "a state has no tasks"),
-        (Wanted(overrides={"features": "file"}), "features=file is for `purereplay run`"),
-        (Wanted(overrides={"delayed_size": "1"}), "delayed_size must be at least 2"),
+        (Wanted(learner="spr", overrides={"filter": "none"}), "a state needs a filter"),
+        (Wanted(learner="spr", overrides={"self_replay": "task-end"}), "a state has no tasks"),
+        (Wanted(learner="spr", overrides={"features": "file"}), "features=file is for `purereplay run`"),
+        (Wanted(learner="spr", overrides={"delayed_size": "1"}), "delayed_size must be at least 2"),
         (Wanted(size=0), "size must be between 1 and"),
         (Wanted(channels=2), "channels must be 1"),
     ],
@@ -305,13 +338,13 @@ def test_a_state_with_impossible_settings_is_not_created(tmp_path, wanted, sente
 
 def test_settings_before_the_first_image(tmp_path):
     """They are compared as far as they do not depend on the images; reading samples says that there are none."""
-    wanted = Wanted(preset="default", overrides={"graphs": "7"})
+    wanted = Wanted(learner="spr", preset="default", overrides={"graphs": "7"})
     with Store.writing(tmp_path / "state", wanted) as store:
         assert store.settings == from_text(to_text(store.settings)) and store.settings.chosen == {"graphs": 7}
         assert status(store)["delayed_size"] == 500 and status(store)["image_shape"] is None
         with pytest.raises(UserError, match="state holds no images yet: add some with"):
             store.rows([0])
-    with Store.writing(tmp_path / "state", Wanted(overrides={"base_batch": "500"})) as store:
+    with Store.writing(tmp_path / "state", Wanted(learner="spr", overrides={"base_batch": "500"})) as store:
         assert store.n_samples == 0
     for name, value, fixed in (("graphs", "5", "7"), ("network", "mlp", "undecided"), ("finetune_clip", "none", "0.5")):
         other = Wanted(overrides={name: value})

@@ -24,9 +24,19 @@ TINY = {
     "base_epochs": "2",
     "finetune_epochs": "2",
 }
-LEARNERS = ["spr", "pure-replay"]
-TINY_OPTIONS = [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
-TINY_OPTIONS += ["--device", "cpu"]
+TINY_MEMORY = {"first": "20", "growth": "0.5", "piece": "5"}  # of the learner full-memory
+LEARNERS = ["spr", "pure-replay"]  # with delayed buffers
+ALL_LEARNERS = [*LEARNERS, "full-memory"]
+
+
+def tiny_options(learner: str) -> list[str]:
+    """Options of the command `learn` for a new state."""
+    values = TINY_MEMORY if learner == "full-memory" else TINY
+    settings = [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
+    return ["--learner", learner, *settings, "--device", "cpu"]
+
+
+TINY_OPTIONS = tiny_options("spr")
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -49,7 +59,12 @@ def items(start: int, stop: int, n_labels: int = 3) -> list[Item]:
 
 @contextmanager
 def tiny(folder: Path, learner: str | None = None, **overrides: str) -> Iterator[Session]:
-    wanted = Wanted(learner=learner, overrides=TINY | overrides)
+    """Open a state; a new one has the learner spr, unless another is named, and trains in no time."""
+    if learner is None and (folder / "state.sqlite").exists():
+        wanted = Wanted(overrides=overrides)
+    else:
+        settings = TINY_MEMORY if learner == "full-memory" else TINY
+        wanted = Wanted(learner=learner or "spr", overrides=settings | overrides)
     with Session.open(folder, wanted, Engine(torch.device("cpu"))) as session:
         yield session
 
@@ -58,4 +73,5 @@ def fingerprint(folder: Path) -> dict[str, list[tuple]]:
     """The contents of a state: every table, with the digest of the networks and buffers."""
     with sqlite3.connect(folder / "state.sqlite") as database:
         tables = ("facts", "classes", "samples", "decisions", "purified", "learner", "corrections")
+        tables += ("moves", "revisions", "verdicts", "likely", "noise")
         return {name: database.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in tables}

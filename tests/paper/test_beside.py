@@ -31,14 +31,19 @@ def rows(run: dict, table: str, dataset: str = "mnist") -> list[str]:
 @pytest.mark.parametrize(
     ("run", "names"),
     [
-        (result("crs", robust="none"), ["CRS"]),
+        # in a single pass PENCIL's first stage does not end, so plain replay is its number too
+        (result("crs", robust="none"), ["CRS", "CRS + Pencil"]),
+        (result("crs", robust="pencil"), []),  # of version 0.1.0, whose labels moved
         (result("crs", robust="jocor"), ["CRS + JoCoR"]),
         (result("gdumb", robust="pencil"), ["GDumb + Pencil"]),
         (result("multitask", robust="none", noise="none", noise_rate=0.0), ["Multitask (clean)"]),
         (result("self-centered-filter"), ["Self-Centered filter"]),
         (result("spr", graphs=20), []),  # not the paper's SPR
         (result("spr", filter="aum"), []),
-        (result("crs", robust="none", changed={"rate": 2e-5}), ["CRS"]),  # the default, under a former name
+        (
+            result("crs", robust="none", changed={"rate": 2e-5}),
+            ["CRS", "CRS + Pencil"],
+        ),  # the default, under a former name
         (result("crs", robust="none", options={"a setting of later": 1}), []),
         (result("no-such-learner"), []),
     ],
@@ -142,6 +147,7 @@ def test_cells_are_means_over_seeds_with_a_verdict():
     shown = {line[0]: line[at] for line in lines}
     assert shown == {
         "CRS": "20.0 (41.8, worse)",
+        "CRS + Pencil": "20.0 (46.0, worse)",
         "GDumb": "60.0 (51.5, better)",
         "SPR": "86.0 ± 1.4 (86.7)",
     }

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from purereplay.purify.blocks import Block, batches, cut
 from purereplay.purify.graph import padded_width
 from purereplay.purify.options import FilterOptions
 from purereplay.purify.self_centered import clean_probability, score_samples, select
+
+AsGiven = partial(SelfCenteredFilter, prepare="none")
 
 
 def samples(sizes: dict, n_features: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -42,7 +45,7 @@ SIZES = {0: 40, 1: 200, 2: 3, 3: 41, 4: 150, 5: 1}
 @pytest.mark.parametrize("options", [{}, {"n_graphs": 0}, {"small_class": "keep", "scaling": "minmax", "seed": 3}])
 def test_equals_score_samples_class_by_class(options: dict):
     features, labels, _ = samples(SIZES)
-    ours = SelfCenteredFilter(**options).fit(features, labels)
+    ours = AsGiven(**options).fit(features, labels)
     assert ours.classes_.tolist() == list(SIZES) and ours.class_sizes_.tolist() == list(SIZES.values())
     assert (ours.n_blocks_ == 1).all() and ours.n_features_in_ == 16
     for i, label in enumerate(ours.classes_):
@@ -56,7 +59,7 @@ def test_equals_score_samples_class_by_class(options: dict):
 
 def test_blocks_are_scored_as_classes_of_their_own():
     features, labels, _ = samples({"a": 50, "b": 131})
-    ours = SelfCenteredFilter(block_size=60, seed=4, n_graphs=3).fit(features, labels)
+    ours = AsGiven(block_size=60, seed=4, n_graphs=3).fit(features, labels)
     assert ours.n_blocks_.tolist() == [1, 3]
     rows = np.flatnonzero(labels == "b")
     blocks = cut("b", rows, 60, 4)
@@ -99,7 +102,7 @@ def kinds_of_one_class(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def quality(features: np.ndarray, labels: np.ndarray, right: np.ndarray, **options) -> tuple[float, float]:
     """Area under the curve of the clean probability, and the share of wrong labels among the selected."""
-    found = SelfCenteredFilter(**options).fit(features, labels)
+    found = AsGiven(**options).fit(features, labels)
     return roc_auc_score(right, found.clean_probability_), (~right)[found.select()].mean()
 
 
@@ -127,17 +130,17 @@ def test_what_blocks_cost_in_a_large_class():
 def test_neither_other_classes_nor_their_order_nor_threads_matter():
     features, labels, _ = samples(SIZES, seed=2)
     options = {"block_size": 64, "seed": 5}
-    whole = SelfCenteredFilter(**options, n_jobs=2).fit(features, labels)
+    whole = AsGiven(**options, n_jobs=2).fit(features, labels)
     assert whole.n_blocks_.max() > 1
     chosen = whole.select()
     for label in SIZES:
         own = labels == label
-        alone = SelfCenteredFilter(**options, n_jobs=1).fit(features[own], labels[own])
+        alone = AsGiven(**options, n_jobs=1).fit(features[own], labels[own])
         assert np.array_equal(alone.clean_probability_, whole.clean_probability_[own])
         assert np.array_equal(alone.centrality_, whole.centrality_[own])
         assert np.array_equal(alone.select(), chosen[own])
     by_class = np.concatenate([np.flatnonzero(labels == label) for label in reversed(SIZES)])
-    again = SelfCenteredFilter(**options).fit(features[by_class], labels[by_class])
+    again = AsGiven(**options).fit(features[by_class], labels[by_class])
     assert np.array_equal(again.clean_probability_, whole.clean_probability_[by_class])
 
 
@@ -150,14 +153,14 @@ def test_probabilities_for_anything_and_rows_may_be_shuffled(data: st.DataObject
     labels = np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
     options = {"block_size": data.draw(st.integers(8, 20)), "n_jobs": data.draw(st.integers(1, 2))}
     n_graphs = data.draw(st.sampled_from([0, 1, 5]))
-    found = SelfCenteredFilter(n_graphs=n_graphs, **options).fit(features, labels)
+    found = AsGiven(n_graphs=n_graphs, **options).fit(features, labels)
     assert ((found.clean_probability_ >= 0) & (found.clean_probability_ <= 1)).all()
     assert np.isfinite(found.centrality_).all() and found.select().shape == (n,)
     # classes interleaved in another way: the same to the bit
     order = np.argsort(data.draw(st.permutations(range(n))))
     for label in np.unique(labels):
         order[labels[order] == label] = np.flatnonzero(labels == label)
-    mixed = SelfCenteredFilter(n_graphs=n_graphs, **options).fit(features[order], labels[order])
+    mixed = AsGiven(n_graphs=n_graphs, **options).fit(features[order], labels[order])
     assert np.array_equal(mixed.clean_probability_, found.clean_probability_[order])
 
 
@@ -166,22 +169,22 @@ def test_probabilities_for_anything_and_rows_may_be_shuffled(data: st.DataObject
 def test_without_dice_any_order_of_the_rows_will_do(random):
     features, labels, _ = samples({0: 60, 1: 33, 2: 5}, seed=3)
     order = np.array(random.sample(range(98), 98))
-    plain = SelfCenteredFilter(n_graphs=0).fit(features, labels)
-    mixed = SelfCenteredFilter(n_graphs=0).fit(features[order], labels[order])
+    plain = AsGiven(n_graphs=0).fit(features, labels)
+    mixed = AsGiven(n_graphs=0).fit(features[order], labels[order])
     assert np.allclose(mixed.clean_probability_, plain.clean_probability_[order], atol=1e-6)
     assert np.allclose(mixed.centrality_, plain.centrality_[order], atol=1e-8)
 
 
 def test_finds_the_wrong_labels():
     features, labels, clean = samples({"cat": 400, "dog": 300}, n_features=32)
-    found = SelfCenteredFilter().fit(features, labels)
+    found = AsGiven().fit(features, labels)
     assert found.clean_probability_[clean].mean() - found.clean_probability_[~clean].mean() > 0.5
     assert (~clean)[found.select()].mean() < 0.5 * (~clean).mean()
 
 
 def test_is_a_scikit_learn_estimator_that_answers_in_its_terms():
     features, labels, _ = samples(SIZES)
-    plain = SelfCenteredFilter(seed=1, block_size=50)
+    plain = AsGiven(seed=1, block_size=50)
     assert clone(plain).get_params() == plain.get_params() and "block_size=50" in repr(plain)
     assert plain.fit(features, labels) is plain
     assert plain.clean_probability_.dtype == plain.centrality_.dtype == np.float64
@@ -204,10 +207,10 @@ def test_restores_the_number_of_threads_and_reports_progress():
     torch.set_num_threads(2)
     try:
         calls: list[tuple[str, int, int]] = []
-        SelfCenteredFilter(n_graphs=200).fit(features, labels, progress=lambda *now: calls.append(now))
+        AsGiven(n_graphs=200).fit(features, labels, progress=lambda *now: calls.append(now))
         assert torch.get_num_threads() == 2 and threading.active_count() < 5
         with pytest.raises(UserError, match="n_graphs is -1"):
-            SelfCenteredFilter(n_graphs=-1).fit(features, labels)
+            AsGiven(n_graphs=-1).fit(features, labels)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -255,7 +258,7 @@ def bad(row: int, value: float) -> np.ndarray:
     ],
 )
 def test_bad_input_is_one_sentence_and_changes_nothing(features, labels, options: dict, words: str):
-    ours = SelfCenteredFilter(**options)
+    ours = AsGiven(**options)
     with pytest.raises(UserError, match=words) as caught:
         ours.fit(features, labels)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
@@ -319,3 +322,67 @@ def test_a_million_samples_in_4_gb_and_2_minutes(tmp_path: Path):
     auc = roc_auc_score(right, scores[:, 2])
     print(f"{seconds:.0f} s, {peak:.2f} GiB, area under the curve {auc:.4f}, {done.stdout}")  # noqa: T201
     assert seconds < 120 and peak < 4 * 10**9 / 2**30 and auc > 0.95
+
+
+def plain_directions(features: np.ndarray) -> np.ndarray:
+    """Principal components of standardised features by the singular value decomposition, each divided by size^0.7."""
+    x = (features - features.mean(0)) / features.std(0)
+    left, size, _ = np.linalg.svd(x, full_matrices=False)
+    return (left * size / size**0.7)[:, :32]
+
+
+@pytest.mark.parametrize("shape", [(200, 40), (60, 90)])
+def test_features_are_prepared_by_default(shape):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=shape) @ rng.normal(size=(shape[1], shape[1])) + 20
+    labels = np.arange(shape[0]) % 3
+    ours = SelfCenteredFilter(n_graphs=0).fit(features, labels)
+    theirs = AsGiven(n_graphs=0).fit(plain_directions(features), labels)
+    np.testing.assert_allclose(ours.centrality_, theirs.centrality_, rtol=1e-6)
+    assert not np.allclose(ours.centrality_, AsGiven(n_graphs=0).fit(features, labels).centrality_, rtol=1e-3)
+
+
+def test_what_all_samples_have_in_common_hides_no_wrong_label():
+    features, labels, clean = samples({0: 150, 1: 150, 2: 150, 3: 150}, seed=2)
+    common = features + 30
+    before, after = (
+        roc_auc_score(clean, one.fit(common, labels).clean_probability_) for one in (AsGiven(), SelfCenteredFilter())
+    )
+    assert after > 0.9 and after > before + 0.1
+
+
+@pytest.mark.parametrize("features", [np.ones((20, 3)), np.full((20, 2), 1e300), np.zeros((20, 1))])
+def test_constant_features_say_nothing(features):
+    found = SelfCenteredFilter().fit(features, np.arange(20) % 2)
+    assert np.isfinite(found.clean_probability_).all() and len(np.unique(found.centrality_.round(9))) == 1
+
+
+def test_very_large_and_very_small_features_are_prepared():
+    features, labels, _ = samples({0: 50, 1: 50})
+    wanted = SelfCenteredFilter(n_graphs=0).fit(features.astype(np.float64), labels).centrality_
+    for factor in (1e300, 1e-300):
+        found = SelfCenteredFilter(n_graphs=0).fit(features.astype(np.float64) * factor, labels).centrality_
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_directions_of_many_samples_are_fitted_on_some_of_them(monkeypatch):
+    monkeypatch.setattr("purereplay.purify.directions._MOST_FITTED", 300)
+    features, labels, clean = samples({0: 300, 1: 300}, seed=1)
+    one, other = SelfCenteredFilter(seed=1).fit(features, labels), SelfCenteredFilter(seed=1).fit(features, labels)
+    assert np.array_equal(one.clean_probability_, other.clean_probability_)
+    assert roc_auc_score(clean, one.clean_probability_) > 0.85
+
+
+def test_very_wide_features_are_compared_as_given(monkeypatch):
+    monkeypatch.setattr("purereplay.purify.filter.MOST_FEATURES", 15)
+    features, labels, _ = samples({0: 30, 1: 30})
+    found = SelfCenteredFilter().fit(features, labels)
+    assert (
+        found.preparation_ == "none" and SelfCenteredFilter().fit(features[:, :15], labels).preparation_ == "directions"
+    )
+    assert np.array_equal(found.clean_probability_, AsGiven().fit(features, labels).clean_probability_)
+
+
+def test_an_unknown_preparation_is_reported():
+    with pytest.raises(UserError, match="prepare is 'pca', but must be one of: directions, none"):
+        SelfCenteredFilter(prepare="pca").fit(np.eye(4), [0, 0, 1, 1])

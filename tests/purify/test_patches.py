@@ -33,8 +33,8 @@ def similarity(features: torch.Tensor) -> torch.Tensor:
 
 def test_responses_are_those_of_every_patch_by_itself():
     pixels = torch.rand(3, 2, 9, 8, generator=torch.Generator().manual_seed(1))
-    filters, offset = patches._make_filters(pixels, 3, torch.Generator().manual_seed(2))
-    responses = patches._responses(pixels, filters, offset).view(3, 2, 256, 2, 2)
+    filters, offset = patches.make_filters(pixels, 3, torch.Generator().manual_seed(2))
+    responses = patches.responses(pixels, filters, offset).view(3, 2, 256, 2, 2)
     all_patches = F.unfold(pixels, 3).transpose(1, 2)  # (3, 7 · 6, 18)
     flat = (all_patches - all_patches.mean(2, keepdim=True)) / (
         all_patches.var(2, correction=0, keepdim=True) + 0.01
@@ -56,7 +56,7 @@ def test_responses_are_those_of_every_patch_by_itself():
 def test_filters_are_whitened_patches(monkeypatch):
     monkeypatch.setattr(patches, "_N_PATCHES", 300)
     pixels = torch.rand(20, 2, 12, 9, generator=torch.Generator().manual_seed(3))
-    filters, offset = patches._make_filters(pixels, 3, torch.Generator().manual_seed(4))
+    filters, offset = patches.make_filters(pixels, 3, torch.Generator().manual_seed(4))
     generator = torch.Generator().manual_seed(4)
     which, top, left = (torch.randint(n, (300,), generator=generator).tolist() for n in (20, 10, 7))
     drawn = np.stack(

@@ -2,12 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from purereplay.cli.app import app
 from purereplay.errors import UserError
-from purereplay.evaluate.compare import collect, describe_learner
+from purereplay.evaluate.compare import collect, describe_learner, finished_runs
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import resolve
-from purereplay.report.compare import show_comparison
+from purereplay.report.compare import draw_curves, show_comparison
 
 
 def finished_run(path: Path, accuracy: float | None, **options) -> Path:
@@ -50,3 +52,20 @@ def test_every_learner_has_a_name_of_its_own():
         for n in ("spr", "self-replay", "crs", "multitask")
     ]
     assert names == ["spr", "self-replay", "crs", "multitask"]
+
+
+def test_curves_of_results_are_drawn_with_bands(tmp_path):
+    usual = {"dataset": "digits", "noise": "symmetric", "noise_rate": 0.4, "learner": "crs", "preset": "demo"}
+    results = [
+        usual | {"seed": seed, "accuracy": 0.5, "accuracy_after_task": [0.1 * seed, 0.2, 0.5]} for seed in (1, 2)
+    ]
+    file = tmp_path / "results.jsonl"
+    file.write_text("".join(json.dumps(result) + "\n" for result in results))
+    draw_curves(finished_runs([file]), tmp_path / "curves.svg")
+    assert "<!-- crs, demo -->" in (tmp_path / "curves.svg").read_text()  # the name of the curve
+    with pytest.raises(UserError, match="evaluated after each task"):
+        draw_curves([], tmp_path / "none.svg")
+    command = CliRunner().invoke(app, ["plot", str(file)])
+    assert isinstance(command.exception, UserError) and "--out is missing" in str(command.exception)
+    assert CliRunner().invoke(app, ["plot", str(file), "--out", str(tmp_path / "again.png")]).exit_code == 0
+    assert (tmp_path / "again.png").stat().st_size > 5000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from purereplay.cli.app import Device, Log, SetOption, app, overrides
 from purereplay.errors import UserError
-from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, SmallClass
+from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, PREPARATION, Preparation, SmallClass
 
 State = Annotated[Path, typer.Option("--state", help="State folder, created by `learn`.")]
 
@@ -23,10 +23,10 @@ def learn(
     state: Annotated[Path, typer.Option("--state", help="State folder; created if it does not exist.")],
     follow: Annotated[bool, typer.Option("--follow", help="Keep watching the folder until Ctrl-C.")] = False,
     size: Annotated[
-        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: no resizing)")
+        int | None, typer.Option(help="Resize images to SIZE × SIZE pixels. (default: chosen by the first images)")
     ] = None,
     channels: Annotated[
-        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first image)")
+        int | None, typer.Option(help="1: convert images to grey, 3: to colour. (default: as the first images)")
     ] = None,
     root: Annotated[
         Path | None,
@@ -44,24 +44,31 @@ def learn(
         ),
     ] = None,
     learner: Annotated[
-        str | None, typer.Option(help="Learner that scores samples: spr, pure-replay. (default: spr)")
+        str | None, typer.Option(help="Learner: full-memory, spr or pure-replay. (default: full-memory)")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen: images, labels, sizes and time. Writes nothing.")
+    ] = False,
     device: Device = "auto",
     log: Log = None,
     set_: SetOption = None,
 ) -> None:
     """Learn from your own images with unreliable labels, into a state folder.
 
-    The same command again continues after any interruption and adds what is new in the data. Size, channels,
-    learner, preset, seed and settings are fixed when the state is created.
+    Images may have any size; they are resized to one that is chosen by the first images, with the aspect kept. The
+    same command again continues after any interruption and adds what is new in the data. A file that was moved to the
+    folder of another label has its label corrected. Size, channels, learner, preset, seed and settings are fixed when
+    the state is created.
 
     Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
     standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
     interruption, send every line again that was not answered.
 
     Examples:
+
+        purereplay learn photos --state state --dry-run
 
         purereplay learn photos --state state
 
@@ -70,11 +77,15 @@ def learn(
         camera | purereplay learn - --state state > answers.jsonl
     """
     from purereplay.live.learn import learn
+    from purereplay.live.plan import plan
     from purereplay.live.settings import Wanted
     from purereplay.report import live as report
 
     chosen = overrides(set_)
     wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
+    if dry_run:
+        report.show_plan(plan(data, state, wanted, root=root))
+        return
     is_pipe = data == "-"
     with report.learning(is_pipe=is_pipe, state=state, log=log) as observer:
         done = learn(
@@ -119,7 +130,7 @@ def predict(
 
     paths, engine = image_files(images), make_engine(device)
     with Store.reading(state) as store:
-        with report.finetuning():
+        with report.preparing():
             classifier, labels = ready_classifier(store, engine)
         n_refused = report.show_predictions(predict(store, classifier, paths), labels, form)
     if n_refused:
@@ -153,21 +164,25 @@ def audit(
 
 @app.command()
 def correct(
-    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label.")],
+    fixes: Annotated[Path, typer.Argument(help="CSV file with the columns id and label, or a filled-in audit.")],
     state: State,
     device: Device = "auto",
 ) -> None:
-    """Correct labels: the samples enter the purified buffer with the new label and clean probability 1.
+    """Correct labels by a table that a person has filled in; corrected labels are trusted and learned.
 
-    All corrections are recorded. The purified buffer stays balanced over the labels; if it is too small for all
-    corrected samples, the newest stay in it. While `learn` runs, it takes them up after its current buffer.
+    The table has the columns id and label, or is the file of `audit` with the column corrected_label filled in. A file
+    moved to the folder of another label needs no table: run `learn` again. While `learn` runs, it takes the corrections
+    up after its current step.
 
-    Example:
+    Examples:
+
+        purereplay correct --state state audit.csv
 
         purereplay correct --state state fixes.csv
     """
     from purereplay.errors import BusyError
-    from purereplay.live.corrections import correct, n_in_purified
+    from purereplay.live.corrections import correct, n_teaching
+    from purereplay.live.full_memory import FullMemory
     from purereplay.live.reviewed import Reviewed, record_corrections
     from purereplay.live.session import Session, make_engine
     from purereplay.live.settings import buffer_sizes
@@ -177,12 +192,17 @@ def correct(
         with Session.open(state, None, make_engine(device)) as session:
             Reviewed(session).absorb()  # decisions made before this one
             outcomes = correct(session, fixes)
-            n_held, capacity = n_in_purified(session, outcomes), buffer_sizes(session.store.settings)[1]
+            n_refused = report.show_corrections(outcomes)
+            if isinstance(session.learning, FullMemory):
+                with report.settling() as session.learning.watch:
+                    judged = session.settle()
+                if judged is not None:
+                    report.show_judged(judged)
+            elif sizes := buffer_sizes(session.store.settings):
+                report.show_held(outcomes, n_teaching(session, outcomes), sizes[1])
     except BusyError:
         outcomes = record_corrections(state, fixes)
         n_refused = report.show_recorded(outcomes)
-    else:
-        n_refused = report.show_corrections(outcomes, n_held, capacity)
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
 
@@ -240,6 +260,9 @@ def filter_(
         int, typer.Option(help="Random graphs per class; 0 uses the similarity graph itself.")
     ] = DEFAULTS.n_graphs,
     seed: Annotated[int, typer.Option(help="Seed of the graphs, the blocks and the selection.")] = 0,
+    prepare: Annotated[
+        str, typer.Option(help="directions: compare centred main directions; none: the features as given.")
+    ] = PREPARATION,
     block_size: Annotated[
         int, typer.Option(help="Classes with more samples are split into random blocks.")
     ] = BLOCK_SIZE,
@@ -259,7 +282,7 @@ def filter_(
 
     An npz file holds arrays features (n, d), labels (n,) and optionally ids (n,). A table needs a header and a column
     label, and may have a column id; all other columns are features. Writes one row per sample: id (or row), label,
-    clean_probability, centrality, selected. See docs/filter.md.
+    clean_probability, centrality, selected, preparation. See docs/filter.md.
 
     Examples:
 
@@ -274,7 +297,12 @@ def filter_(
 
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
-        n_graphs=graphs, seed=seed, small_class=small_class, block_size=block_size, n_jobs=threads
+        n_graphs=graphs,
+        seed=seed,
+        small_class=small_class,
+        prepare=cast(Preparation, prepare),  # the filter checks it
+        block_size=block_size,
+        n_jobs=threads,
     )
     if cluster is not None:
         filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)

@@ -139,7 +139,7 @@ def _figure_lines(ask: Wanted, store: Store) -> list[list[str]]:
     lines = [["figure", "curves", "measured", "partly", "title"]]
     for name in ask.figures:
         curves = [s for panel in FIGURES[name].panels(ask.choice) for s in panel.series]
-        found = [len(s.points(store.finished)) for s in curves]
+        found = [len(s.points(store.richest)) for s in curves]
         whole = [n >= (len(set(s.xs)) or 5) for n, s in zip(found, curves, strict=True)]
         partly = sum(bool(n) and not w for n, w in zip(found, whole, strict=True))
         lines.append([name, str(len(curves)), str(sum(whole)), str(partly), FIGURES[name].title])

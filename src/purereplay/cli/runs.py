@@ -178,25 +178,48 @@ def _prepare_review(settings: RunSettings, folder: Path) -> None:
 
 @app.command()
 def plot(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file. (default: run.png in the folder)")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run; or several, stores and files of results.")],
+    out: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file. (default for one run: run.png in its folder)")
+    ] = None,
 ) -> None:
     """Draw a run: accuracy after each task, and wrong labels in the stream, after the filter and in P.
 
-    Example:
+    Several runs, a store or a file of results: accuracy after each task, with a band over seeds. Needs --out.
+
+    Examples:
 
         purereplay plot runs/a --out a.png
+
+        purereplay plot results/mnist-self-replay.jsonl --out curves.png
     """
     from purereplay.data.text import printable
+    from purereplay.evaluate.compare import finished_runs
+    from purereplay.evaluate.results import RunDirectory
+    from purereplay.report.compare import draw_curves
     from purereplay.report.pictures import draw_run
 
-    typer.echo(f"drawn in {printable(str(draw_run(run, out)))}")
+    if len(runs) == 1 and (RunDirectory(runs[0]).exists or not (runs[0].is_file() or finished_runs(runs))):
+        typer.echo(f"drawn in {printable(str(draw_run(runs[0], out)))}")
+        return
+    if out is None:
+        raise UserError("--out is missing: name a PNG, SVG or PDF file for the curves of several runs.")
+    draw_curves(finished_runs(runs), out)
+    typer.echo(f"drawn in {printable(str(out))}")
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; unfinished ones are skipped.")],
-    measure: Annotated[str, typer.Option(help="accuracy, purity, filtered_noise, auroc or forgetting.")] = "accuracy",
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, stores or files of results; unfinished runs are skipped.")
+    ],
+    measure: Annotated[
+        str,
+        typer.Option(
+            help="accuracy, purity, filtered_noise, auroc, average_incremental_accuracy, forgetting, forgetting_max, "
+            "backward_transfer or forward_transfer."
+        ),
+    ] = "accuracy",
     out: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file for a bar chart.")] = None,
 ) -> None:
     """Compare runs: mean ± standard deviation over seeds, the best in bold, and a bar chart.
@@ -215,7 +238,7 @@ def compare(
 
 @app.command()
 def paper(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or files of results (.json, .jsonl).")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, stores, or files of results (.json, .jsonl).")],
     table: Annotated[str, typer.Option(help="Table of the paper: overall_accuracy, filtering_e5, …")] = (
         "overall_accuracy"
     ),
@@ -225,7 +248,8 @@ def paper(
 ) -> None:
     """Compare runs with the paper: mean ± standard deviation, the paper's value, and whether they agree to 3 points.
 
-    Runs with changed settings, of other presets or evaluated on validation data are skipped.
+    A run belongs to a cell if every setting that has an effect is the one that the cell asks for, also the size of the
+    buffers. Runs evaluated on validation data are skipped.
 
     Examples:
 

@@ -1,7 +1,8 @@
 """Rows of CSV files in UTF-8, in bounded memory whatever a file holds.
 
 Used by the filter's tables, by lists of samples and by corrections. A row may be quoted and take several lines. A quote
-that is not closed is an error instead of a cell that holds the rest of the file.
+that is not closed is an error instead of a cell that holds the rest of the file. Cells are separated by commas, or by
+the semicolons or tabs that some spreadsheets write, if the header has them and no comma.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ class _Source(io.RawIOBase):
 class CsvRows:
     """The rows of an open CSV file, one after the other; a row that cannot be read is a BadRow."""
 
-    def __init__(self, file: io.FileIO, errors: str) -> None:
+    def __init__(self, file: io.FileIO, errors: str, delimiter: str) -> None:
         self.size = os.fstat(file.fileno()).st_size
         self._source = _Source(file)
         text = io.TextIOWrapper(
             io.BufferedReader(self._source, _BUFFER), encoding="utf-8-sig", errors=errors, newline=""
         )
-        self._reader = csv.reader(text, strict=True)
+        self._reader = csv.reader(text, strict=True, delimiter=delimiter)
 
     def __iter__(self) -> Iterator[list[str] | BadRow]:
         source, reader = self._source, self._reader
@@ -103,4 +104,6 @@ def open_csv(path: Path, *, errors: str = "strict") -> Iterator[CsvRows]:
     with io.FileIO(descriptor) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UserError(f"{path} is not a regular file: save the table as a file first.")
-        yield CsvRows(file, errors)
+        header = file.read(_BUFFER).partition(b"\n")[0]
+        file.seek(0)
+        yield CsvRows(file, errors, next((d for d in ",;\t" if d.encode() in header), ","))

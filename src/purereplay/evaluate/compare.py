@@ -74,6 +74,8 @@ def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
     """
     found: list[tuple[RunSettings, Result]] = []
     for path in paths:
+        if not file_exists(path):
+            continue
         if file_exists(path / "settings.json"):
             directory, settings = RunDirectory.open(path)
             result = directory.result()

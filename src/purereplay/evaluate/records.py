@@ -29,13 +29,14 @@ def read_results(paths: Iterable[Path]) -> list[Result]:
     return results
 
 
-def by_key(results: Iterable[Result]) -> dict[RunKey, Result]:
-    """Return one result per run: of several the one that measured most, then one of a GPU, otherwise the first.
+def by_key(results: Iterable[Result], *, richest: bool = False) -> dict[RunKey, Result]:
+    """Return one result per run: of several one of a GPU, then the one that measured most, otherwise the first.
 
-    Results of learners or settings that this version does not have are left out.
+    With `richest` the one that measured most comes before one of a GPU. Results of learners or settings that this
+    version does not have are left out.
     """
     found: dict[RunKey, Result] = {}
-    for result in sorted(results, key=_preference):
+    for result in sorted(results, key=_richest_first if richest else _gpu_first):
         key = result_key(result)
         if key is not None:
             found.setdefault(key, result)
@@ -47,10 +48,15 @@ def richness(result: Result) -> tuple[int, bool]:
     return len(result.get("accuracy_after_task") or []), "accuracy_matrix" in result
 
 
-def _preference(result: Result) -> tuple[int, bool, bool, bool]:
+def _gpu_first(result: Result) -> tuple[bool, bool, int, bool]:
     n_evaluated, has_matrix = richness(result)
     on_cpu = str(result.get("device", "")).startswith("cpu")
-    return -n_evaluated, not has_matrix, on_cpu, result.get("precision") == "float32"
+    return on_cpu, result.get("precision") == "float32", -n_evaluated, not has_matrix
+
+
+def _richest_first(result: Result) -> tuple[int, bool, bool, bool]:
+    on_cpu, is_slow, n_evaluated, no_matrix = _gpu_first(result)
+    return n_evaluated, no_matrix, on_cpu, is_slow
 
 
 def results_in(path: Path) -> list[Result]:

@@ -164,7 +164,7 @@ def _chosen_options(entry: registry.Entry, overrides: dict[str, str], features_f
 
 
 def changed_options(settings: RunSettings) -> dict[str, Any]:
-    """Return the options that differ from those of the dataset, learner, preset and budget."""
+    """Return the options that have an effect and differ from those of the dataset, learner, preset and budget."""
     usual = resolve(
         dataset=settings.dataset,
         noise=settings.noise,
@@ -174,7 +174,9 @@ def changed_options(settings: RunSettings) -> dict[str, Any]:
         budget=settings.budget,
         device="cpu",  # options do not depend on it, and the run's own may not be available here
     ).options
-    return {name: own for name, own in asdict(settings.options).items() if own != getattr(usual, name)}
+    without = settings.options.ineffective()
+    own = {name: value for name, value in asdict(settings.options).items() if name not in without}
+    return {name: value for name, value in own.items() if value != getattr(usual, name)}
 
 
 def _wrong_share(noise: str, rate: float) -> float:

@@ -34,14 +34,16 @@ class Store:
         self.folder = folder
         self.sources = list(sources)
         self.own = OwnFolder(folder)
-        self.finished: dict[RunKey, Result] = {}
+        self.finished: dict[RunKey, Result] = {}  # of several results of a run one of a GPU, for tables
+        self.richest: dict[RunKey, Result] = {}  # the one that measured most, for curves
         self.load()
 
     def load(self) -> None:
         """Read all results anew."""
         elsewhere = [path for path in self.sources if file_exists(path)]
         others = read_results(elsewhere) if elsewhere else []
-        self.finished = by_key([*others, *self._own_results()])
+        results = [*others, *self._own_results()]
+        self.finished, self.richest = by_key(results), by_key(results, richest=True)
 
     def result(self, settings: RunSettings, features: str | None = None) -> Result | None:
         """Return the result of a run, or None if it is not finished."""
@@ -55,14 +57,16 @@ class Store:
     def add(self, result: Result) -> None:
         """Append a finished result, unless the store has one of this run that measured as much."""
         key = result_key(result)
-        if key is None or (key in self.finished and richness(self.finished[key]) >= richness(result)):
+        if key is None or (key in self.richest and richness(self.richest[key]) >= richness(result)):
             return
         line = json.dumps(result | {"digest": result_digest(result)}, allow_nan=False)
         self._make()
         start = "\n" if self._ends_torn() else ""
         self.own.append(RESULTS, f"{start}{line}\n".encode())
         self.own.sync(RESULTS)
-        self.finished[key] = result
+        self.finished = by_key([*self.finished.values(), result]) if key in self.finished else self.finished
+        self.finished.setdefault(key, result)
+        self.richest[key] = result
 
     def take_finished(self) -> list[Path]:
         """Add the results of all finished run folders and delete their checkpoints; returns the folders."""

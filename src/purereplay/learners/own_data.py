@@ -10,6 +10,7 @@ from typing import Any
 
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec
+from purereplay.learners.full_memory import NAME
 from purereplay.learners.registry import Entry, entries, entry
 from purereplay.learners.settings import DataFacts, resolve
 from purereplay.learners.spr.learner import SPR
@@ -24,7 +25,7 @@ def own_entry(name: str) -> Entry:
     """Return the entry of a learner; UserError unless it scores samples."""
     found = entry(name)
     if not _scores(found):
-        known = ", ".join(each.name for each in entries() if _scores(each))
+        known = ", ".join([NAME, *(each.name for each in entries() if _scores(each))])
         raise UserError(f"The learner {name} does not score samples: choose one of {known}.")
     return found
 

@@ -76,6 +76,8 @@ class PureReplaySettings(SprSettings):
         },
     }
 
+    added: ClassVar[Mapping[str, Any]] = {"purified_ceiling": 1.0}
+
     stem: Literal["imagenet", "small"] = setting("first layer of the resnet18: 7×7 with pooling, or 3×3", "small")
     base_epochs: int = setting("passes over D of the base network, per buffer", 30, unit="epochs", scaled=True)
     base_batch: int = setting(

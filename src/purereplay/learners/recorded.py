@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
@@ -25,7 +26,7 @@ from purereplay.memory.verdict_log import VerdictLog, Verdicts
 from purereplay.nets.inference import Classifier, embed
 from purereplay.nets.lockstep import drive
 from purereplay.nets.networks import State, part, prefixed
-from purereplay.purify.noise_rate import NoiseRate, noise_rates
+from purereplay.purify.noise_rate import NoiseTable, noise_rates
 
 SAMPLE_SIZE = 2000  # scored samples kept for the noise estimate
 _SAMPLE_BYTES = 2**26  # memory limit for them, but at least 200 are kept
@@ -143,11 +144,36 @@ class RecordedLearner:
         """Return the classifier, or None while no sample has passed the filter."""
         return self.learner.classifier() if self.learner.purified.n else None
 
-    def noise(self) -> tuple[NoiseRate, list[NoiseRate]]:
-        """Return the share of wrong labels among the scored samples, overall and by label; see `purify.noise_rate`."""
+    @property
+    def seed(self) -> int:
+        """Seed of all draws."""
+        return self.learner.seed
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape of a sample."""
+        return self.learner.image_shape
+
+    def held(self) -> Batch:
+        """Return the contents of the purified buffer, vectors on their original scale."""
+        held = self.learner.held()
+        return held if self.scale is None else held._replace(images=self.scale.undo(held.images.cpu()))
+
+    def judged(self) -> tuple[Tensor, dict[str, NDArray[Any]]]:
+        """Return the given labels of the scored samples, and the columns of their verdicts."""
+        verdicts = self.verdicts.table()
+        columns = dict(zip(("clean_probability", "centrality", "buffer", "passed"), verdicts[1:], strict=True))
+        return verdicts.labels, {name: t.numpy() for name, t in columns.items()}
+
+    def clean_probability(self) -> Tensor:
+        """Return the clean probability of the scored samples, float64 (n,)."""
+        return self.verdicts.table().clean_probability
+
+    def noise(self) -> NoiseTable:
+        """Return the share of wrong labels among the scored samples, without pairs; see `purify.noise_rate`."""
         held = self.sample.contents()
         features = embed(self.learner.network, self.learner.inference_base, held.images, penultimate=True)
-        return noise_rates(features.cpu().numpy(), held.labels.numpy(), self.learner.n_classes)
+        return NoiseTable(*noise_rates(features.cpu().numpy(), held.labels.numpy(), self.learner.n_classes), {})
 
     def _record(self, report: FilterReport, batch: Batch) -> None:
         number = torch.full_like(report.labels, report.buffer)

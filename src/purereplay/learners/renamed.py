@@ -39,7 +39,11 @@ _BY_LEARNER: dict[str, dict[str, str]] = {
     "multitask": {"multitask_epochs": "epochs", "multitask_rate": "lr", "scratch_batch": "batch_size"},
 }
 
-_FORMER_DEFAULTS: dict[str, dict[str, Any]] = {}  # learner: defaults of version 0.1.0 that have changed since
+_FORMER_DEFAULTS: dict[str, dict[str, Any]] = {  # learner: defaults of version 0.1.0 that have changed since
+    "crs": {"pencil_epoch": "memory"},
+    "prs": {"pencil_epoch": "memory"},
+    "mir": {"pencil_epoch": "memory"},
+}
 
 
 def upgrade_preset(name: str) -> str:

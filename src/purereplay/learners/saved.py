@@ -14,6 +14,7 @@ import torch
 
 from purereplay.data.forms import Form, check_forms, forms_like, n_rows
 from purereplay.data.labels import label_from_json, read_labels
+from purereplay.learners import full_memory
 from purereplay.learners.base import DataSpec
 from purereplay.learners.own_data import UNNAMED, settings_class
 from purereplay.learners.settings import completed, from_json
@@ -22,7 +23,7 @@ from purereplay.nets.networks import CLASSES, State, part
 
 _FACTS = {"learner": str, "params": dict, "options": dict, "seed": int, "shape": list, "vectors": bool, "labels": list}
 _PARAMS: dict[str, tuple[type, ...]] = {
-    "learner": (str,),
+    "learner": (str, type(None)),
     "preset": (str,),
     "delayed_size": (int, type(None)),
     "purified_size": (int, type(None)),
@@ -31,6 +32,7 @@ _PARAMS: dict[str, tuple[type, ...]] = {
     "settings": (dict, type(None)),
     "device": (str,),
     "random_state": (int, bool, type(None)),
+    "verbose": (bool, int, type(None)),
 }
 
 
@@ -38,7 +40,7 @@ def with_learner(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of a saved estimator with the name of its learner, which earlier versions did not save."""
     params = facts.get("params")
     if isinstance(params, dict):
-        facts = facts | {"params": {"learner": UNNAMED} | params}
+        facts = facts | {"params": {"learner": UNNAMED, "verbose": None} | params}
     return {"learner": UNNAMED} | facts
 
 
@@ -75,6 +77,10 @@ def check_options(facts: dict[str, Any], tensors: State) -> None:
     """Check the settings of a saved estimator, the sizes of its network, and the form of its names of samples."""
     names = {name: t for name, t in tensors.items() if name == "sample_ids"}
     check_forms(names, {"sample_ids": Form(torch.uint8, (n_rows(tensors, "sample_ids"),))})
+    if facts["learner"] == full_memory.NAME:
+        if facts["options"]:
+            raise ValueError(f"its settings are {_short(sorted(facts['options']))}, but {full_memory.NAME} has none")
+        return
     cls = settings_class(facts["learner"])
     known = {f.name for f in fields(cls)}
     if (found := completed(cls, facts["options"]).keys()) != known:

@@ -17,9 +17,6 @@ from purereplay.learners.registry import PRESETS
 NetworkName = Literal["mlp", "resnet18"]
 _LARGEST = 10**15  # of whole numbers; more than any memory holds and any machine computes
 
-# settings that saved files of earlier versions lack, with the value that stands for what those versions did
-_ADDED: dict[str, Any] = {"reservoir": "plain", "memory": "balanced", "purified_ceiling": 1.0}
-
 
 class DataFacts(NamedTuple):
     """Facts about the data that decide settings which have no fixed default."""
@@ -63,6 +60,8 @@ class Settings:
     """Base of all settings classes."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset: the values that it changes
+    # settings of this class that saved files of earlier versions lack, at the value that stands for what those did
+    added: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
@@ -207,7 +206,8 @@ def parse(cls: type[Settings], name: str, text: str) -> Any:
 
 def completed(cls: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
     """Return saved settings with those that came later, at the value that stands for what earlier versions did."""
-    return {f.name: _ADDED[f.name] for f in fields(cls) if f.name in _ADDED} | values
+    added = [getattr(base, "added", {}) for base in cls.__mro__]
+    return {name: value for own in added for name, value in own.items()} | values
 
 
 def from_json(cls: type[SettingsT], values: dict[str, Any]) -> SettingsT:

@@ -33,9 +33,7 @@ class SupervisedBaseSettings(SprSettings):
     def check(self) -> None:
         super().check()
         if self.replay != "halves" or self.self_replay != "every-buffer":
-            raise UserError(
-                "supervised-base trains on halves of D and P at every buffer: leave replay and self_replay out."
-            )
+            raise UserError("supervised-base needs replay=halves and self_replay=every-buffer: leave them unchanged.")
 
 
 @dataclass(kw_only=True)

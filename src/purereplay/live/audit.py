@@ -3,8 +3,9 @@
 In CSV, an id or label that a spreadsheet would read as a formula has a leading '; `correct` removes it again. JSON
 lines have the raw text.
 
-The likely other label is the prediction of the current classifier for the stored pixels, if it differs from the given
-label. The current classifier has learned more than the one at the time when the sample was scored.
+The likely other label is the most likely true one, if it differs from the given label. The learner full-memory finds it
+by models that were not trained on the sample. With other learners it is the prediction of the current classifier, which
+has learned more than the one at the time when the sample was scored.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ import torch
 
 from purereplay.data.files import whole_file
 from purereplay.data.text import spreadsheet_safe
-from purereplay.live.predict import current_classifier, with_current
+from purereplay.live.memory_settings import FULL_MEMORY
+from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.store import Current, Store
+from purereplay.live.verdicts import ALL, Estimate, read_noise
 from purereplay.nets.engine import Engine
-from purereplay.nets.inference import Classifier
 
 _CHUNK = 500  # samples
 _SCORED = """
     SELECT d.position, s.id, c.label, d.probability, d.selected, d.centrality, d.buffer, p.position IS NOT NULL,
         (SELECT l.label FROM corrections k JOIN classes l ON l.code = k.label WHERE k.position = d.position
-         ORDER BY k.number DESC LIMIT 1)
+         ORDER BY k.number DESC LIMIT 1),
+        l.label, l.probability, v.n_samples, v.reason
     FROM decisions d JOIN samples s ON s.position = d.position JOIN classes c ON c.code = s.label
     LEFT JOIN purified p ON p.position = d.position
-    ORDER BY d.probability, d.position
+    LEFT JOIN likely l ON l.position = d.position
+    LEFT JOIN verdicts v ON v.number = (SELECT max(number) FROM verdicts w WHERE w.position = d.position)
+    ORDER BY EXISTS (SELECT 1 FROM corrections k WHERE k.position = d.position), d.probability, d.position
 """
 
 
@@ -44,13 +49,15 @@ class Line(NamedTuple):
     id: str
     given_label: str
     clean_probability: float  # high = clean
-    decision: str  # accepted or rejected: drawn with the clean probability, as in the paper
-    likely_other_label: str | None  # None: the classifier agrees with the given label, or there is no classifier yet
+    decision: str  # accepted or rejected; spr and pure-replay draw it with the clean probability, as in the paper
+    likely_other_label: str | None  # None: the given label is the most likely one, or there is no classifier yet
     likely_other_probability: float | None
     corrected_label: str | None  # None: not corrected
-    in_purified: bool  # in the purified buffer now
-    centrality: float
-    buffer: int
+    in_purified: bool  # it teaches the classifier: in the purified buffer now
+    centrality: float | None  # None: the learner full-memory has none
+    buffer: int  # in which it was scored; full-memory: number of the last time that it was judged
+    changed_at: int | None  # number of samples when the decision was made or changed; only full-memory revises it
+    reason: str | None  # why it was made or changed
 
 
 COLUMNS = Line._fields
@@ -61,21 +68,23 @@ class Audited(NamedTuple):
 
     scored: int
     rejected: int
-    disputed: int  # rejected, and the classifier predicts another label
+    disputed: int  # rejected, and another label is more likely
+    noise: Estimate | None  # share of wrong labels; None: unknown
 
 
 def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int], None] | None = None) -> Audited:
     """Write every scored sample, lowest clean probability first; the file is written whole or not at all.
 
-    A file that ends in .jsonl has JSON lines, any other one CSV. `progress` is called with the number of samples
-    written and their total.
+    Samples that a person has corrected come last. A file that ends in .jsonl has JSON lines, any other one CSV.
+    `progress` is called with the number of samples written and their total.
     """
     store.check_destination(out)
     write = _write_jsonl if out.suffix.lower() == ".jsonl" else _write_csv
 
     def use(current: Current | None) -> Audited:
         store.check()
-        classifier = None if current is None else current_classifier(store, current, engine)
+        full = store.settings.learner == FULL_MEMORY
+        classifier = None if current is None or full else current_classifier(store, current, engine)
         [total] = store.one("SELECT count(*) FROM decisions")
         counts = Counter[str]()
 
@@ -90,7 +99,8 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
 
         with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
             write(file, counted())
-        return Audited(counts["scored"], counts["rejected"], counts["disputed"])
+        noise = read_noise(store).get((ALL, ALL))
+        return Audited(counts["scored"], counts["rejected"], counts["disputed"], noise)
 
     return with_current(store, use)
 
@@ -115,14 +125,15 @@ def _cell(value: str | float | bool | None) -> str:
     return f"{value:.6f}" if isinstance(value, float) else str(int(value))
 
 
-def _lines(store: Store, classifier: Classifier | None) -> Iterator[Line]:
+def _lines(store: Store, classifier: Predictor | None) -> Iterator[Line]:
     """Yield the rows of the file."""
-    labels = store.labels()
+    labels, full = store.labels(), store.settings.learner == FULL_MEMORY
     scored = store.database.execute(_SCORED)  # row by row: there may be millions
     while chunk := list(islice(scored, _CHUNK)):
-        likely = _predictions(store, classifier, [row[0] for row in chunk])
+        stored = [(row[9], row[10] or 0.0) for row in chunk]
+        likely = stored if full else _predictions(store, classifier, [row[0] for row in chunk])
         for row, (code, chance) in zip(chunk, likely, strict=True):
-            _, identity, given, probability, selected, centrality, buffer, in_purified, corrected = row
+            _, identity, given, probability, selected, centrality, number, in_purified, corrected, _, _, when, why = row
             other = None if code is None or labels[code] == given else labels[code]
             yield Line(
                 id=identity,
@@ -133,12 +144,14 @@ def _lines(store: Store, classifier: Classifier | None) -> Iterator[Line]:
                 likely_other_probability=None if other is None else chance,
                 corrected_label=corrected,
                 in_purified=bool(in_purified),
-                centrality=centrality,
-                buffer=buffer,
+                centrality=None if full else centrality,
+                buffer=number,
+                changed_at=when,
+                reason=why,
             )
 
 
-def _predictions(store: Store, classifier: Classifier | None, positions: list[int]) -> list[tuple[int | None, float]]:
+def _predictions(store: Store, classifier: Predictor | None, positions: list[int]) -> list[tuple[int | None, float]]:
     """Return the number of the most likely label and its probability, for each position."""
     if classifier is None:
         return [(None, 0.0)] * len(positions)

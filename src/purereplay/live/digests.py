@@ -28,7 +28,13 @@ COLUMNS = {
     "purified": "position",
     "learner": "only, file, digest, taken",
     "corrections": "number, position, label",
+    "moves": "position, id",
+    "revisions": "number, n_samples, n_corrections, opinions",
+    "verdicts": "number, position, revision, n_samples, probability, selected, reason",
+    "likely": "position, label, probability",
+    "noise": "given, likely, n, rate, low, high",
 }
+_SINCE = {"moves": 5, "revisions": 5, "verdicts": 5, "likely": 5, "noise": 5}  # version of the schema
 
 
 class Tally(NamedTuple):
@@ -42,8 +48,17 @@ class Tally(NamedTuple):
         n, total = self
         for row in rows:
             n += 1
-            total += int.from_bytes(blake2b(repr(row).encode(), digest_size=_BYTES).digest(), "little")
+            total += _hash(row)
         return Tally(n, total % 256**_BYTES)
+
+    def minus(self, rows: Iterable[tuple[Any, ...]]) -> Tally:
+        """Return the tally without some of its rows."""
+        n, total = Tally().plus(rows)
+        return Tally(self.n - n, (self.total - total) % 256**_BYTES)
+
+
+def _hash(row: tuple[Any, ...]) -> int:
+    return int.from_bytes(blake2b(repr(row).encode(), digest_size=_BYTES).digest(), "little")
 
 
 def record(database: sqlite3.Connection, name: str, tally: Tally) -> None:
@@ -52,11 +67,17 @@ def record(database: sqlite3.Connection, name: str, tally: Tally) -> None:
     database.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", values)
 
 
-def record_all(database: sqlite3.Connection) -> None:
-    """Save the digests of all tables as they are now, as those of a state without commits."""
-    for name in COLUMNS:
+def tables_of(version: int) -> list[str]:
+    """Return the tables that a version of the schema has."""
+    return [name for name in COLUMNS if _SINCE.get(name, 0) <= version]
+
+
+def record_all(database: sqlite3.Connection, version: int) -> None:
+    """Save the digests of all tables as they are now; a state that counts its commits has one more."""
+    for name in tables_of(version):
         record(database, name, _found(database, name))
-    record(database, _COMMITS, Tally(0, _of_digests(database)))
+    before = recorded(database, _COMMITS) or Tally()
+    record(database, _COMMITS, Tally(before.n + (before.n > 0), _of_digests(database)))
 
 
 def record_commit(database: sqlite3.Connection) -> Commit:

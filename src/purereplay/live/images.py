@@ -14,6 +14,10 @@ height, width), one channel for grey and three for colour.
     JPEG with more than MAX_SCANNED pixels times scans: refused before decoding
     more than MAX_SECONDS: refused when the decoder asks for more bytes
 
+A state has images of one shape. `shapes.py` chooses it, and images of other shapes are resized: the whole image is kept
+with its aspect, and its edges are repeated to fill the rest. (On CIFAR-10 images cut to other aspects this gave better
+features than a black or mean filling, a centre crop or a changed aspect.)
+
 A file is opened once, without following links out of its folder; only a regular file is read, and at most MAX_BYTES.
 """
 
@@ -25,7 +29,10 @@ import os
 import stat
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,25 +49,45 @@ MAX_SECONDS = 20.0  # for one image
 
 Pixels = NDArray[np.uint8]
 Shape = tuple[int, int, int]  # channels, height, width
+# pad: resized with the aspect kept, and filled; exact: refused unless the shape is right, as in former states, where
+# `size` changes the aspect
+Fit = Literal["pad", "exact"]
+_GREY_MODES = ("1", "L", "LA", "La")
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
+
+
+class Look(NamedTuple):
+    """The size of an image as it is shown, and whether it has colour."""
+
+    width: int
+    height: int
+    colour: bool
 
 
 def read_pixels(
-    image: Path | bytes, *, size: int | None, channels: int | None, shape: Shape | None, root: Path | None = None
+    image: Path | bytes,
+    *,
+    size: int | None,
+    channels: int | None,
+    shape: Shape | None,
+    root: Path | None = None,
+    fit: Fit = "exact",
 ) -> Pixels:
     """Return an image as uint8 (channels, height, width), or raise Refused.
 
     `root` is a folder that the file must be in, both as absolute paths without links; None: links are followed.
-    `size` resizes it to size × size; `channels` 1 or 3 converts it to grey or colour. The result must have `shape`: a
-    grey image is converted if `shape` has colour, any other difference is refused.
+    `channels` 1 or 3 converts it to grey or colour. The result has `shape`. With `fit` pad the image is resized and
+    converted. With exact it is resized to `size` × `size`, if given. A grey image is converted if `shape` has colour;
+    any other difference is refused.
     """
-    content = image if isinstance(image, bytes) else _read(image, root)
-    if not content:
-        raise Refused("is empty")
-    picture = _decode(content)
-    wanted = channels or (3 if shape and shape[0] == 3 else None)
+    content = _content(image, root)
+    picture = _decode(content, None if fit == "exact" or shape is None else 2 * max(shape[1:]))
+    wanted = channels or (shape[0] if shape and (fit == "pad" or shape[0] == 3) else None)
     if wanted:
         picture = picture.convert("L" if wanted == 1 else "RGB")
-    if size:
+    if fit == "pad" and shape:
+        picture = _padded(picture, height=shape[1], width=shape[2])
+    elif size:
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     array = np.asarray(picture, dtype=np.uint8)
     pixels = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
@@ -69,10 +96,38 @@ def read_pixels(
     return pixels.copy()  # contiguous and writable, which Pillow's array is not
 
 
+def look_at(image: Path | bytes, root: Path | None = None) -> Look:
+    """Return the size and colour of an image by its header, without decoding it; raises Refused."""
+    with _opened(_content(image, root)) as opened:
+        width, height = opened.size
+        if opened.getexif().get(0x0112) in _TURNED:
+            width, height = height, width
+        return Look(width, height, opened.mode not in _GREY_MODES and not opened.mode.startswith("I"))
+
+
+def _padded(picture: Image.Image, *, height: int, width: int) -> Image.Image:
+    """Resize an image so that it just fits, and repeat its edges beyond them."""
+    if picture.size == (width, height):
+        return picture
+    scale = min(width / picture.width, height / picture.height)
+    inner = (max(1, round(scale * picture.width)), max(1, round(scale * picture.height)))
+    shrunk = np.asarray(picture.resize(inner, Image.Resampling.BILINEAR))
+    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
+    beyond = ((top, height - inner[1] - top), (left, width - inner[0] - left), (0, 0))
+    return Image.fromarray(np.pad(shrunk, beyond[: shrunk.ndim], mode="edge"))
+
+
 def named(shape: tuple[int, ...]) -> str:
     """Describe a shape in words."""
     channels, height, width = shape
     return f"a {'grey' if channels == 1 else 'colour'} image of {width}×{height}"
+
+
+def _content(image: Path | bytes, root: Path | None) -> bytes:
+    content = image if isinstance(image, bytes) else _read(image, root)
+    if not content:
+        raise Refused("is empty")
+    return content
 
 
 def _read(path: Path, root: Path | None) -> bytes:
@@ -132,8 +187,23 @@ class _Timed(io.BytesIO):
         return super().read(size)
 
 
-def _decode(content: bytes) -> Image.Image:
-    """Return the image in mode L or RGB."""
+def _decode(content: bytes, least: int | None) -> Image.Image:
+    """Return the image in mode L or RGB; a JPEG may be decoded smaller, with sides of at least `least` pixels."""
+    with _opened(content) as image:
+        width, height = image.size
+        # every scan begins with these two bytes; others in embedded previews are few
+        n_scans = content.count(b"\xff\xda") if image.format in ("JPEG", "MPO") else 0
+        if width * height * n_scans > MAX_SCANNED:
+            raise Refused(f"has {n_scans:,} scans of {width:,} × {height:,} pixels, too many to decode")
+        if least:
+            image.draft(None, (least, least))
+        image.load()
+        return _plain(ImageOps.exif_transpose(image))
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[Image.Image]:
+    """Open an image whose pixels are not decoded yet; errors within the block are turned into Refused."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about images refused below, and odd metadata
@@ -143,12 +213,7 @@ def _decode(content: bytes) -> Image.Image:
                     raise Refused(f"has {width:,} × {height:,} pixels, more than {MAX_PIXELS:,}")
                 if image.format != "MPO" and getattr(image, "is_animated", False):
                     raise Refused("is an animation: a single image is needed")
-                # every scan begins with these two bytes; others in embedded previews are few
-                n_scans = content.count(b"\xff\xda") if image.format in ("JPEG", "MPO") else 0
-                if width * height * n_scans > MAX_SCANNED:
-                    raise Refused(f"has {n_scans:,} scans of {width:,} × {height:,} pixels, too many to decode")
-                image.load()
-                return _plain(ImageOps.exif_transpose(image))
+                yield image
     except Refused:
         raise
     except UnidentifiedImageError:
@@ -164,8 +229,8 @@ def _plain(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # grey with 16 bits
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     if image.has_transparency_data:
-        grey = image.mode in ("1", "L", "LA", "La")
+        grey = image.mode in _GREY_MODES
         layer = image.convert("RGBA")
         paper = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(paper, layer).convert("L" if grey else "RGB")
-    return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+    return image.convert("L" if image.mode in _GREY_MODES else "RGB")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from purereplay.errors import UserError
 from purereplay.live.folders import ImageFolder
-from purereplay.live.items import Chunks, in_chunks
+from purereplay.live.items import Chunks, Offer, in_chunks
 from purereplay.live.lists import read_csv, read_jsonl, readable
 from purereplay.live.pipe import piped
 
@@ -19,6 +20,7 @@ class Source(NamedTuple):
     chunks: Chunks
     total: int | None  # number of items; None: unknown
     ends: bool  # whether all items are available now
+    first: Sequence[Offer] = ()  # items that can be looked at before any is added: all of a folder, some of a list
 
 
 def open_source(data: str, *, state: Path, root: Path | None = None, follow: bool = False) -> Source:
@@ -41,11 +43,11 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
     if path.is_dir():
         folder = ImageFolder(path, state)
         if follow:
-            return Source(folder.follow(), None, ends=False)
+            return Source(folder.follow(), None, ends=False, first=folder.listing())
         found = folder.listing()
         if not found:
             raise UserError(f"{path} holds no images: put them into one subfolder per label, label/name.png.")
-        return Source(in_chunks(iter(found)), len(found), ends=True)
+        return Source(in_chunks(iter(found)), len(found), ends=True, first=found)
     if not path.exists():
         raise UserError(f"{path} does not exist.")
     if not path.is_file():
@@ -60,7 +62,7 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
     first = next(chunks, None)  # read now, before a state is created
     if first is None:
         raise UserError(f"{path} lists no samples.")
-    return Source(chain([first], chunks), total, ends=True)
+    return Source(chain([first], chunks), total, ends=True, first=first)
 
 
 def _n_lines(path: Path) -> int:

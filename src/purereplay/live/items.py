@@ -64,6 +64,7 @@ class Outcome(NamedTuple):
     line: int | None
     new: bool  # False: it was stored before, or is refused
     error: str | None = None  # the reason for refusing it
+    corrected: bool = False  # a known sample whose file was moved to another label
 
     @property
     def sentence(self) -> str:

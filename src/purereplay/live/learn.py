@@ -14,15 +14,20 @@ from typing import IO
 from purereplay.errors import BusyError, Interrupted
 from purereplay.learners.base import FilterReport
 from purereplay.learners.own_data import own_entry
+from purereplay.learners.spr.settings import SprSettings
+from purereplay.live.full_memory import FullMemory, Judged
 from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Outcome
 from purereplay.live.pipe import acknowledge
+from purereplay.live.plan import estimate, expensive
 from purereplay.live.reviewed import Reviewed, log_path
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
+from purereplay.live.shapes import Chosen
 from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
 
+_MANY = 2000  # new samples from which on the time is estimated before the work begins
 _PATIENCE = 10.0  # seconds to wait for a state that is being reviewed
 
 
@@ -34,9 +39,11 @@ class LearnProgress:
     n_seen: int = 0  # items so far
     n_new: int = 0  # of these stored
     n_refused: int = 0  # of these refused; the rest was stored by an earlier call
+    n_corrected: int = 0  # files that were moved to another label
     n_to_score: int = 0  # samples to be scored, as far as known
     n_scored: int = 0
-    n_rejected: int = 0  # of these rejected by the filter
+    n_rejected: int = 0  # of these rejected by the filter; full-memory: of all samples of the state
+    judged: Judged | None = None  # the last judgement of full-memory
     steps: dict[str, int] = field(default_factory=dict)  # expected training steps for `n_to_score`, by phase
     account: Account = field(default_factory=Account)  # training time and steps so far
 
@@ -53,14 +60,23 @@ class LearnObserver:
         """Return whether to stop; asked between two items and between two training steps."""
         return False
 
+    def chose(self, chosen: Chosen) -> None:
+        """Receive the shape of all images, once it is chosen."""
+
+    def warned(self, sentence: str) -> None:
+        """Receive a warning before work that takes long or much memory."""
+
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
         """Receive items that were stored or refused."""
 
     def training(self, progress: LearnProgress, now: TrainingProgress) -> None:
         """Receive the progress of the training, a few times per second."""
 
-    def scored(self, progress: LearnProgress, report: FilterReport) -> None:
-        """Receive the report of a buffer that was scored and learned."""
+    def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
+        """Receive the progress of full-memory while it judges all samples, a few times per second."""
+
+    def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
+        """Receive the report of samples that were scored and learned."""
 
 
 def learn(
@@ -110,20 +126,47 @@ class _Loop:
         self.first = session.taken  # position of the first sample that this call scores
         self.reviewed = Reviewed(session)
         session.engine.watch = self._training
+        # the verdicts on all samples of a folder or list are wanted at its end, and not before
+        self.waits = source.ends and isinstance(session.learning, FullMemory)
+        if isinstance(session.learning, FullMemory):
+            session.learning.watch = self._judging
 
     def run(self, *, rest: bool) -> None:
         self._expect()
+        self.session.look(self.source.first)
+        self._tell_shape()
+        self._warn()
         self.reviewed.absorb()
         for chunk in self.source.chunks:
             self._check_stop()
             outcomes = self.session.take(chunk)
+            self._tell_shape()
             if self.answers is not None:
                 acknowledge(outcomes, self.answers)
             self._count(outcomes)
             self.observer.took(self.progress, outcomes)
             self.reviewed.absorb()
+            if not self.waits:
+                self.session.work(hear=self._scored)
+        self.reviewed.absorb()
+        if not self.waits:
             self.session.work(hear=self._scored)
         self.session.work(rest=rest, hear=self._scored)
+
+    def _warn(self) -> None:
+        """Warn of work that takes long, once the images and their number are known."""
+        settings, store = self.session.store.settings, self.session.store
+        if not isinstance(settings, StateSettings):
+            return
+        n_new = max(0, (self.source.total or 0) - store.n_samples)
+        seconds = estimate(self.source.first, settings, n_new, store.n_samples + n_new) if n_new > _MANY else None
+        for sentence in expensive(settings, seconds):
+            self.observer.warned(sentence)
+
+    def _tell_shape(self) -> None:
+        if self.session.chosen is not None:
+            self.observer.chose(self.session.chosen)
+            self.session.chosen = None
 
     def _check_stop(self) -> None:
         if self.observer.should_stop():
@@ -133,11 +176,16 @@ class _Loop:
         self._check_stop()
         self.observer.training(self.progress, now)
 
+    def _judging(self, work: str, done: int, total: int | None) -> None:
+        self._check_stop()
+        self.observer.judging(self.progress, work, done, total)
+
     def _count(self, outcomes: list[Outcome]) -> None:
         p = self.progress
         p.n_seen += len(outcomes)
         p.n_new += sum(outcome.new for outcome in outcomes)
         p.n_refused += sum(outcome.error is not None for outcome in outcomes)
+        p.n_corrected += sum(outcome.corrected for outcome in outcomes)
         if outcomes:
             self._expect()
 
@@ -146,12 +194,16 @@ class _Loop:
         p, settings = self.progress, self.session.store.settings
         waiting = self.session.store.n_samples - self.first
         p.n_to_score = max(waiting, (p.total or 0) - p.n_seen + waiting)
-        if isinstance(settings, StateSettings) and p.n_to_score:
+        if isinstance(settings, StateSettings) and isinstance(settings.options, SprSettings) and p.n_to_score:
             steps = own_entry(settings.learner).count_steps(settings.options, (p.n_to_score,)).steps
             p.steps = {phase: n for phase, n in steps.items() if phase != "finetune"}  # only `predict` finetunes
 
-    def _scored(self, report: FilterReport) -> None:
-        self.reviewed.absorb()  # between two buffers
-        self.progress.n_scored += len(report.selected_mask)
-        self.progress.n_rejected += int((~report.selected_mask).sum())
-        self.observer.scored(self.progress, report)
+    def _scored(self, report: FilterReport | Judged) -> None:
+        self.reviewed.absorb()  # between two steps
+        p = self.progress
+        if isinstance(report, Judged):
+            p.n_scored, p.n_rejected, p.judged = p.n_scored + report.n_new, report.n_rejected, report
+        else:
+            p.n_scored += len(report.selected_mask)
+            p.n_rejected += int((~report.selected_mask).sum())
+        self.observer.scored(p, report)

@@ -31,12 +31,17 @@ def read_csv(path: Path, root: Path) -> Iterator[Offer]:
         yield row if isinstance(row, Refusal) else offer_from(None, row, root, number)
 
 
-def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    """Yield the lines of a CSV file as number and named fields, empty fields as None; unusable lines are refused."""
+def csv_rows(
+    path: Path, columns: tuple[str, ...], *, one_of: tuple[str, ...] = ()
+) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    """Yield the lines of a CSV file as number and named fields, empty fields as None; unusable lines are refused.
+
+    The header must have all of `columns`, and exactly one of the columns `one_of`.
+    """
     # invalid UTF-8 is detected when a label or id is checked
     with readable(path), open_csv(path, errors="surrogateescape") as table:
         rows = iter(table)
-        header = _header(path, next(rows, []), columns)
+        header = _header(path, next(rows, []), columns, one_of)
         for row in rows:
             if isinstance(row, BadRow):
                 until = f" (lines {row.first} to {row.last})" if row.last > row.first else ""
@@ -48,14 +53,19 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[s
                 yield table.line, {name: text or None for name, text in zip(header, row, strict=False)}
 
 
-def _header(path: Path, row: list[str] | BadRow, columns: tuple[str, ...]) -> list[str]:
+def _header(path: Path, row: list[str] | BadRow, columns: tuple[str, ...], one_of: tuple[str, ...]) -> list[str]:
     """Return the names of the columns; UserError unless each that is needed is there, and none that is read twice."""
     if isinstance(row, BadRow):
         raise UserError(f"The header of {path} cannot be read: {row.reason}.")
     header = [name.strip().lower() for name in row]
     if not set(columns) <= set(header):
-        raise UserError(f"{path} needs a header with the columns {' and '.join(columns)}.")
-    for name in (*columns, *_OPTIONAL):
+        raise UserError(f"{path} needs a header with the columns {' and '.join((*columns, *one_of[:1]))}.")
+    found = [name for name in one_of if name in header]
+    if one_of and not found:
+        raise UserError(f"{path} needs a header with the columns {' and '.join((*columns, one_of[0]))}.")
+    if len(found) > 1:
+        raise UserError(f"{path} has the columns {' and '.join(found)}: remove one of them.")
+    for name in (*columns, *one_of, *_OPTIONAL):
         if header.count(name) > 1:
             raise UserError(f"{path} has two columns named {name!r}.")
     return header

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from purereplay.data.files import write_whole
 from purereplay.data.forms import check_forms, forms_like, n_bytes
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
+from purereplay.live.buffers import load_learner, make_learner
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Refused
 from purereplay.live.lists import within
-from purereplay.live.session import load_learner, make_learner
+from purereplay.live.memory_settings import FULL_MEMORY
+from purereplay.live.opinion import load_opinion
 from purereplay.live.store import Current, Store
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
@@ -64,8 +66,21 @@ def _checked_current(store: Store) -> Current | None:
     return store.current()
 
 
-def current_classifier(store: Store, current: Current, engine: Engine) -> Classifier | None:
+class Predictor(Protocol):
+    """A classifier of images."""
+
+    @property
+    def n_classes(self) -> int:
+        """Number of labels that it knows."""
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Images uint8 (n, C, H, W) -> class probabilities (n, n_classes)."""
+
+
+def current_classifier(store: Store, current: Current, engine: Engine) -> Predictor | None:
     """Return the classifier of a learner; None if the purified buffer is empty."""
+    if store.settings.learner == FULL_MEMORY:
+        return load_opinion(store, current)
     kept = store.classifier_path(current)
     with suppress(ValueError):  # missing, damaged or of another learner: it is made again
         return _kept_classifier(kept, store, current, engine)
@@ -97,17 +112,17 @@ def _kept_classifier(path: Path, store: Store, current: Current, engine: Engine)
     return Classifier(network, {name: t.to(engine.device) for name, t in saved.tensors.items()}, settings.shape)
 
 
-def ready_classifier(store: Store, engine: Engine) -> tuple[Classifier, list[str]]:
+def ready_classifier(store: Store, engine: Engine) -> tuple[Predictor, list[str]]:
     """Return the classifier and its labels; UserError if no sample has passed the filter yet."""
 
-    def use(current: Current | None) -> tuple[Classifier, list[str]]:
+    def use(current: Current | None) -> tuple[Predictor, list[str]]:
         classifier = None if current is None else current_classifier(store, current, engine)
         if classifier is None:
+            missing = "sample was judged" if store.settings.learner == FULL_MEMORY else "sample has passed the filter"
             raise UserError(
-                f"{store.folder} has no classifier yet, since no sample has passed the filter: "
-                "add more with `purereplay learn`."
+                f"{store.folder} has no classifier yet, since no {missing}: add more with `purereplay learn`."
             )
-        return classifier, store.labels()[: classifier.network.head.n_outputs]
+        return classifier, store.labels()[: classifier.n_classes]
 
     return with_current(store, use)
 
@@ -128,7 +143,7 @@ def _files_below(folder: Path) -> list[ImageFile]:
     return files
 
 
-def predict(store: Store, classifier: Classifier, files: list[ImageFile]) -> Iterator[Prediction]:
+def predict(store: Store, classifier: Predictor, files: list[ImageFile]) -> Iterator[Prediction]:
     """Classify image files, in their order."""
     s = store.image_settings
     for start in range(0, len(files), _BATCH):
@@ -136,7 +151,7 @@ def predict(store: Store, classifier: Classifier, files: list[ImageFile]) -> Ite
         for file in files[start : start + _BATCH]:
             try:
                 found, root = file if file.root is None else within(str(file.path.relative_to(file.root)), file.root)
-                pixels = read_pixels(found, size=s.size, channels=s.channels, shape=s.shape, root=root)
+                pixels = read_pixels(found, size=s.size, channels=s.channels, shape=s.shape, root=root, fit=s.fit)
                 images.append(torch.from_numpy(pixels))
                 answers.append(Prediction(file.path))
             except Refused as reason:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from purereplay.errors import UserError
+from purereplay.live.buffers import check_scored
 from purereplay.live.corrections import Correction, apply, check, read_corrections
 from purereplay.live.decisions import Decision, DecisionLog, InEffect
 from purereplay.live.items import Outcome
+from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.session import Session
 from purereplay.live.store import DECISIONS, Store
 
@@ -77,18 +80,22 @@ def _absorb(session: Session, log: DecisionLog) -> int:
     in_effect = InEffect(entries)
     touched = dict.fromkeys(entry.sample for entry in entries if entry.number > before.number)
     found = {sample: in_effect.get(sample) for sample in touched}
-    labels = [Correction(s, e.label) for s, e in found.items() if e is not None and e.label is not None]
-    apply(session, labels)  # an id that is not of this state is refused, and stays in the log
+    labels = {s: e.label for s, e in found.items() if e is not None and e.label is not None}
+    apply(
+        session, [Correction(s, label) for s, label in labels.items()]
+    )  # an id that is not of this state is refused, and stays in the log
     withdrawn = [s for s, e in found.items() if e is None or e.label is None]
     dropped = {s for s, e in found.items() if e is not None and e.kind == "drop"}
-    _withdraw(session, withdrawn, dropped, {c.id for c in labels}, before, Absorbed(number, digest))
+    _withdraw(session, withdrawn, dropped, set(labels), before, Absorbed(number, digest))
     return sum(entry.number > before.number for entry in entries)
 
 
 def record_corrections(state: Path, fixes: Path) -> list[Outcome]:
     """Record a CSV file of `id` and `label` in the log, for the process that holds the state; all rows or none."""
     with Store.reading(state) as store:
-        outcomes, labels = check(store, read_corrections(fixes))
+        any_time = store.settings.learner == FULL_MEMORY
+        correctable = (lambda position: None) if any_time else partial(check_scored, store)
+        outcomes, labels = check(store, read_corrections(fixes), correctable)
         names = {row.position: row.id for row in store.rows(list(labels))}
         floor = absorbed(store).number
     decisions = [Decision(names[position], "label", label) for position, label in labels.items()]

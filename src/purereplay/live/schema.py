@@ -63,6 +63,44 @@ SCRIPTS = (
     -- from here on the digests have a row that counts the commits, and declarations are compared with these scripts
     DELETE FROM digests WHERE name = 'schema';
     """,
+    """
+    -- samples whose file was moved to the folder of another label, and where it is now
+    CREATE TABLE moves (position INTEGER PRIMARY KEY REFERENCES samples (position), id TEXT NOT NULL UNIQUE);
+    -- the learner full-memory: each time that it has judged all samples
+    CREATE TABLE revisions (
+        number INTEGER PRIMARY KEY,  -- from 1
+        n_samples INTEGER NOT NULL,  -- known then
+        n_corrections INTEGER NOT NULL,
+        opinions TEXT NOT NULL  -- JSON: weight of each opinion by name
+    );
+    -- the first verdict on a sample, and those that changed its decision; `decisions` has the current one
+    CREATE TABLE verdicts (
+        number INTEGER PRIMARY KEY,
+        position INTEGER NOT NULL REFERENCES samples (position),
+        revision INTEGER NOT NULL,  -- by which the sample was judged
+        n_samples INTEGER NOT NULL,  -- known then
+        probability REAL NOT NULL,
+        selected INTEGER NOT NULL,
+        reason TEXT NOT NULL
+    );
+    CREATE INDEX verdicts_position ON verdicts (position);
+    -- the most likely true label of a sample, by models that were not trained on it
+    CREATE TABLE likely (
+        position INTEGER PRIMARY KEY REFERENCES samples (position),
+        label INTEGER NOT NULL REFERENCES classes (code),
+        probability REAL NOT NULL
+    );
+    -- estimated share of wrong labels, with an interval; given -1: of all samples, likely -1: of all that are given
+    CREATE TABLE noise (
+        given INTEGER NOT NULL,
+        likely INTEGER NOT NULL,
+        n INTEGER NOT NULL,  -- samples with the given label
+        rate REAL NOT NULL,
+        low REAL NOT NULL,
+        high REAL NOT NULL,
+        PRIMARY KEY (given, likely)
+    ) WITHOUT ROWID;
+    """,
 )
 VERSION = len(SCRIPTS)
 DIGESTS = 3  # version from which on the tables have digests
@@ -154,12 +192,12 @@ def migrate(database: sqlite3.Connection, path: Path) -> None:
     """Upgrade a database to this version, each script in a transaction of its own."""
     for version in range(version_of(database, path), VERSION):
         with transaction(database, path), _any_is_damage(path):
-            if version >= DIGESTS and (found := digests.damage(database, digests.COLUMNS)) is not None:
+            if version >= DIGESTS and (found := digests.damage(database, digests.tables_of(version))) is not None:
                 raise UserError(f"{path} is damaged: {found}.")
             for statement in statements(SCRIPTS[version]):
                 database.execute(statement)
             if version + 1 >= DIGESTS:
-                digests.record_all(database)
+                digests.record_all(database, version + 1)
             database.execute(f"PRAGMA user_version = {version + 1}")
 
 

@@ -10,21 +10,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from purereplay.data.memory import machine_memory
 from purereplay.errors import UserError
 from purereplay.learners import own_data
 from purereplay.learners.networks import make_backbone
-from purereplay.learners.own_data import settings_class
 from purereplay.learners.renamed import upgrade, upgrade_preset
-from purereplay.learners.settings import DataFacts, from_json, parse
+from purereplay.learners.settings import DataFacts, from_json, parse, resolve
 from purereplay.learners.spr.settings import SprSettings
-from purereplay.live.images import Shape
+from purereplay.live.images import Fit, Shape
+from purereplay.live.memory_settings import FULL_MEMORY, FullMemorySettings
 
 FORMAT = 2  # of the saved text; version 0.1.0 wrote format 1, without this key
 MAX_SIZE = 1024  # pixels
 MAX_LR = 1.0
+DEFAULT_LEARNER = FULL_MEMORY
+Options = SprSettings | FullMemorySettings
 _GREY, _COLOUR = (1, 1, 1), (3, 1, 1)  # image shapes that stand in for an unknown one
 
 
@@ -47,9 +49,10 @@ class NewSettings:
     learner: str
     preset: str
     seed: int
-    size: int | None  # images are resized to size × size; None: to no other size than the first one's
-    channels: int | None  # images are converted to grey (1) or colour (3); None: as the first one
+    size: int | None  # images are resized to size × size; None: to a size chosen by the first ones
+    channels: int | None  # images are converted to grey (1) or colour (3); None: chosen by the first ones
     chosen: Mapping[str, Any]  # settings of the learner that the user chose, by name
+    fit: Fit = "pad"  # see images.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +65,25 @@ class StateSettings:
     size: int | None
     channels: int | None
     shape: Shape  # of all images
-    options: SprSettings
+    options: Options
+    fit: Fit = "pad"
+
+    @property
+    def spr_options(self) -> SprSettings:
+        """The settings of a learner with delayed buffers."""
+        assert isinstance(self.options, SprSettings)
+        return self.options
+
+    @property
+    def memory_options(self) -> FullMemorySettings:
+        """The settings of `full-memory`."""
+        assert isinstance(self.options, FullMemorySettings)
+        return self.options
 
 
 def new_settings(wanted: Wanted) -> NewSettings:
     """Return the settings of a new state; UserError if no state can have them."""
-    learner = wanted.learner or own_data.DEFAULT
+    learner = wanted.learner or DEFAULT_LEARNER
     new = NewSettings(
         learner=learner,
         preset=wanted.preset or "live",
@@ -77,6 +93,17 @@ def new_settings(wanted: Wanted) -> NewSettings:
         chosen=_parsed(wanted, learner),
     )
     options = _resolved(new, _GREY)
+    if isinstance(options, SprSettings):
+        _check_spr(options)
+    if new.size is not None and not 1 <= new.size <= MAX_SIZE:
+        raise UserError(f"The size must be between 1 and {MAX_SIZE} pixels, not {new.size}.")
+    if new.channels not in (None, 1, 3):
+        raise UserError(f"The channels must be 1 (grey) or 3 (colour), not {new.channels}.")
+    return new
+
+
+def _check_spr(options: SprSettings) -> None:
+    """Raise UserError for settings that a state cannot have."""
     if options.filter == "none":
         raise UserError("The setting filter=none scores no samples: a state needs a filter.")
     if options.self_replay == "task-end":
@@ -84,11 +111,6 @@ def new_settings(wanted: Wanted) -> NewSettings:
     if options.features == "file":
         raise UserError("The setting features=file is for `purereplay run`: use patches, projection or combined.")
     _check_rates(options)
-    if new.size is not None and not 1 <= new.size <= MAX_SIZE:
-        raise UserError(f"The size must be between 1 and {MAX_SIZE} pixels, not {new.size}.")
-    if new.channels not in (None, 1, 3):
-        raise UserError(f"The channels must be 1 (grey) or 3 (colour), not {new.channels}.")
-    return new
 
 
 def _check_rates(options: SprSettings) -> None:
@@ -106,7 +128,8 @@ def with_shape(new: NewSettings, shape: Shape) -> StateSettings:
     """Return the settings once the image shape is known; UserError if such images cannot be learned."""
     options = _resolved(new, shape)
     _check_learnable(options, shape)
-    make_backbone(options, shape)
+    if isinstance(options, SprSettings):
+        make_backbone(options, shape)
     return StateSettings(
         learner=new.learner,
         preset=new.preset,
@@ -115,15 +138,17 @@ def with_shape(new: NewSettings, shape: Shape) -> StateSettings:
         channels=new.channels,
         shape=shape,
         options=options,
+        fit=new.fit,
     )
 
 
-def _check_learnable(options: SprSettings, shape: Shape) -> None:
+def _check_learnable(options: Options, shape: Shape) -> None:
     """Raise UserError if images of this shape are too large to learn from."""
     _, height, width = shape
     if height * width > MAX_SIZE**2:
         raise UserError(f"It has {width:,} × {height:,} pixels, more than {MAX_SIZE:,} × {MAX_SIZE:,}.")
-    needed, present = least_memory(options, shape), machine_memory()
+    present = machine_memory()
+    needed = least_memory(options, shape) if isinstance(options, SprSettings) else 0
     if present is not None and needed > present:
         raise UserError(
             f"Learning from images of {width:,} × {height:,} pixels needs at least {needed / 2**30:,.0f} GiB, "
@@ -140,10 +165,10 @@ def least_memory(options: SprSettings, shape: Shape) -> int:
     return buffers + layer + views
 
 
-def buffer_sizes(settings: NewSettings | StateSettings) -> tuple[int, int]:
-    """Return the capacities of the delayed and of the purified buffer; they do not depend on the images."""
+def buffer_sizes(settings: NewSettings | StateSettings) -> tuple[int, int] | None:
+    """Return the capacities of the delayed and of the purified buffer; None if the learner has none."""
     options = settings.options if isinstance(settings, StateSettings) else _resolved(settings, _GREY)
-    return options.delayed_size, options.purified_size
+    return (options.delayed_size, options.purified_size) if isinstance(options, SprSettings) else None
 
 
 def check_same(have: NewSettings | StateSettings, wanted: Wanted, state: Path) -> None:
@@ -170,7 +195,7 @@ def to_text(settings: NewSettings | StateSettings) -> str:
 def from_text(text: str) -> NewSettings | StateSettings:
     """Return saved settings; those that a later version added have their defaults.
 
-    A state that names no learner was created before there was a choice.
+    A state that names no learner, or no fit, was created before there was a choice.
     """
     values = json.loads(text)
     if values.setdefault("format", 1) == 1:
@@ -178,7 +203,9 @@ def from_text(text: str) -> NewSettings | StateSettings:
     found = values.pop("format")
     if found != FORMAT:
         raise ValueError(f"their format is {found}, not {FORMAT}")
-    cls = settings_class(values.setdefault("learner", own_data.UNNAMED))
+    if values.setdefault("fit", "exact") not in get_args(Fit):
+        raise ValueError(f"their fit is {values['fit']!r}")
+    cls = _options_class(values.setdefault("learner", own_data.UNNAMED))
     if "chosen" in values:
         return NewSettings(**values)
     options = from_json(cls, _defaults(cls) | values.pop("options"))
@@ -193,16 +220,22 @@ def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"format": FORMAT, "preset": preset} | known
 
 
-def _defaults(cls: type[SprSettings]) -> dict[str, Any]:
+def _options_class(learner: str) -> type[Options]:
+    return FullMemorySettings if learner == FULL_MEMORY else own_data.settings_class(learner)
+
+
+def _defaults(cls: type[Options]) -> dict[str, Any]:
     return {f.name: f.default for f in fields(cls) if f.default is not MISSING}
 
 
 def _parsed(wanted: Wanted, learner: str) -> dict[str, Any]:
-    cls = settings_class(learner)
+    cls = _options_class(learner)
     return {name: parse(cls, name, text) for name, text in wanted.overrides.items()}
 
 
-def _resolved(new: NewSettings, shape: Shape) -> SprSettings:
+def _resolved(new: NewSettings, shape: Shape) -> Options:
+    if new.learner == FULL_MEMORY:
+        return resolve(FullMemorySettings, new.chosen, DataFacts(shape), preset=new.preset)
     return own_data.resolved(new.learner, new.chosen, DataFacts(shape), preset=new.preset)
 
 

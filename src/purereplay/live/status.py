@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from purereplay.live.images import Shape
+from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.settings import StateSettings, buffer_sizes
 from purereplay.live.store import Store
+from purereplay.live.verdicts import ALL, last_revision, read_noise
 
 
 class ClassStatus(TypedDict):
@@ -20,6 +22,17 @@ class ClassStatus(TypedDict):
     rejected: int
 
 
+class NoiseStatus(TypedDict):
+    """Estimated share of wrong labels, with an interval."""
+
+    given: str | None  # None: of all samples
+    likely: str | None  # None: wrong in any way
+    n: int
+    rate: float
+    low: float
+    high: float
+
+
 class Status(TypedDict):
     """A state in a few numbers; the keys are those of `status --format json`."""
 
@@ -29,9 +42,12 @@ class Status(TypedDict):
     accepted: int
     rejected: int
     buffers: int
-    delayed_size: int
-    purified: int
-    purified_size: int
+    delayed_size: int | None  # None: the learner full-memory has no buffers
+    purified: int  # samples that teach the classifier
+    purified_size: int | None
+    revisions: int  # times that full-memory has judged all samples
+    next_revision: int | None  # number of samples at which it does so again
+    noise: list[NoiseStatus]  # overall, by label and by pair; empty if unknown
     corrected: int
     corrected_in_purified: int  # of these in the purified buffer now, with the corrected label
     image_shape: Shape | None  # None: no images yet
@@ -58,17 +74,20 @@ def status(store: Store) -> Status:
         )
         accepted = count("SELECT coalesce(sum(selected), 0) FROM decisions")
         settings = store.settings
-        delayed_size, purified_size = buffer_sizes(settings)
+        delayed_size, purified_size = buffer_sizes(settings) or (None, None)
         return {
             "samples": samples,
             "scored": scored,
             "waiting": samples - scored,
             "accepted": accepted,
             "rejected": scored - accepted,
-            "buffers": count("SELECT coalesce(max(buffer) + 1, 0) FROM decisions"),
+            "buffers": count("SELECT coalesce(max(buffer) + 1, 0) FROM decisions") if delayed_size else 0,
             "delayed_size": delayed_size,
             "purified": count("SELECT count(*) FROM purified"),
             "purified_size": purified_size,
+            "revisions": count("SELECT count(*) FROM revisions"),
+            "next_revision": _next_revision(store),
+            "noise": _noise(store),
             "corrected": count("SELECT count(DISTINCT position) FROM corrections"),
             "corrected_in_purified": count(
                 "SELECT count(DISTINCT position) FROM corrections JOIN purified USING (position)"
@@ -82,6 +101,26 @@ def status(store: Store) -> Status:
                 {"label": label, "samples": n, "scored": m, "rejected": m - passed} for label, n, m, passed in classes
             ],
         }
+
+
+def _next_revision(store: Store) -> int | None:
+    settings = store.settings
+    if not isinstance(settings, StateSettings) or settings.learner != FULL_MEMORY:
+        return None
+    last = last_revision(store)
+    return settings.memory_options.next_revision(0 if last is None else last.n_samples)
+
+
+def _noise(store: Store) -> list[NoiseStatus]:
+    """Return the estimates: overall, by label, and by pair with the most samples first."""
+    labels: list[str | None] = [*store.labels(), None]  # ALL is -1
+    found = sorted(
+        read_noise(store).items(), key=lambda item: (item[0][0] != ALL, item[0][1] != ALL, -item[1].n * item[1].rate)
+    )
+    return [
+        {"given": labels[given], "likely": labels[likely], "n": e.n, "rate": e.rate, "low": e.low, "high": e.high}
+        for (given, likely), e in found
+    ]
 
 
 def _bytes(folder: Path) -> int:

@@ -20,6 +20,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from purereplay.data.batch import Batch
 from purereplay.data.files import disk_errors, parts_of, write_whole
-from purereplay.data.packing import pack_tensors, unpack_tensors
+from purereplay.data.packing import Packed, pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport
 from purereplay.live import digests, schema
@@ -52,6 +53,8 @@ DECISIONS = "decisions.sqlite"  # see decisions.py
 _JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
+_LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
+_GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
 _OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
 
@@ -196,16 +199,38 @@ class Store:
         self._tallies[table] = digests.Tally()
         self.insert(table, rows)
 
-    def _insert(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+    def start_over(self, table: str) -> None:
+        """Count the digest of a table from none; all its rows must then be replaced by `put`, or deleted."""
+        self._tallies[table] = digests.Tally()
+
+    def delete(self, table: str, key: str, values: list[tuple[Any, ...]]) -> None:
+        """Delete rows by their key after `start_over`."""
+        with schema.database_errors(self.path):
+            self.database.executemany(f"DELETE FROM {table} WHERE {key} = ?", values)
+
+    def put(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        """Add rows, or replace those of the same key after `start_over`."""
+        self._insert(table, rows, "INSERT OR REPLACE")
+        self._count(table, rows)
+
+    def remove(self, table: str, key: str, row: tuple[Any, ...]) -> None:
+        """Remove a row, given whole and with its key first."""
+        self.query(f"DELETE FROM {table} WHERE {key} = ?", row[:1])
+        self._tallies[table] = self._tally(table).minus([row])
+
+    def _insert(self, table: str, rows: list[tuple[Any, ...]], verb: str = "INSERT") -> None:
         if rows:
             places = ", ".join("?" * len(rows[0]))
             with schema.database_errors(self.path):
-                self.database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+                self.database.executemany(f"{verb} INTO {table} VALUES ({places})", rows)
 
     def _count(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        self._tallies[table] = self._tally(table).plus(rows)
+
+    def _tally(self, table: str) -> digests.Tally:
         if table not in self._tallies:
             self._tallies[table] = digests.recorded(self.database, table) or digests.Tally()
-        self._tallies[table] = self._tallies[table].plus(rows)
+        return self._tallies[table]
 
     # ---------------------------------------------------------------- settings
 
@@ -222,14 +247,14 @@ class Store:
         self.settings = settings
 
     def fact(self, name: str) -> str | None:
-        """Return a saved text by name, or None."""
+        """Return a saved text by its name."""
         found = self.one("SELECT value FROM facts WHERE name = ?", [name])
         return None if found is None else str(found[0])
 
-    def write_fact(self, name: str, value: str) -> None:
+    def write_fact(self, name: str, text: str) -> None:
         """Save a text under a name; call within a transaction."""
         others = self.query("SELECT name, value FROM facts WHERE name <> ?", [name])
-        self.replace("facts", [*others, (name, value)])
+        self.replace("facts", sorted([*others, (name, text)]))
 
     # ---------------------------------------------------------------- samples; call within a transaction
 
@@ -259,6 +284,21 @@ class Store:
         self.insert("classes", [(int(n), label)])
         return int(n)
 
+    def label_of(self, position: int) -> str:
+        """Return the label that a person gave to a sample last, or else its given label."""
+        corrected = self.last_correction(position)
+        if corrected is not None:
+            return corrected
+        found = self.one(_GIVEN, [position])
+        if found is None:
+            raise UserError(f"{self.path} is damaged: sample {position} is missing.")
+        return str(found[0])
+
+    def last_correction(self, position: int) -> str | None:
+        """Return the label that a person gave to a sample last."""
+        found = self.one(_LAST, [position])
+        return None if found is None else str(found[0])
+
     @property
     def n_samples(self) -> int:
         [last] = self.one("SELECT max(position) FROM samples")
@@ -270,17 +310,24 @@ class Store:
 
     def rows(self, positions: list[int]) -> list[Row]:
         """Return samples by position; each is checked against its digest."""
+        return [row for position in positions for row in self._rows(position, position + 1)]
+
+    def span(self, start: int, stop: int) -> list[Row]:
+        """Return the samples at positions start … stop - 1; each is checked against its digest."""
+        return self._rows(start, stop)
+
+    def _rows(self, start: int, stop: int) -> list[Row]:
         shape = self.image_settings.shape
+        rows = self.query(
+            "SELECT position, id, c.label, pixels, digest FROM samples s JOIN classes c ON c.code = s.label"
+            " WHERE position >= ? AND position < ? ORDER BY position",
+            [start, stop],
+        )
+        if [row[0] for row in rows] != list(range(start, stop)):
+            missing = next(p for p, row in zip_longest(range(start, stop), rows) if row is None or row[0] != p)
+            raise UserError(f"{self.path} is damaged: sample {missing} is missing.")
         found = []
-        for position in positions:
-            row = self.one(
-                "SELECT id, c.label, pixels, digest FROM samples s JOIN classes c ON c.code = s.label"
-                " WHERE position = ?",
-                [position],
-            )
-            if row is None:
-                raise UserError(f"{self.path} is damaged: sample {position} is missing.")
-            identity, label, content, digest = row
+        for position, identity, label, content, digest in rows:
             pixels = np.frombuffer(content, np.uint8)
             if digest != _digest(identity, label, pixels):
                 raise UserError(f"{self.path} is damaged: sample {identity} does not match its digest.")
@@ -289,7 +336,7 @@ class Store:
 
     def batch(self, start: int, stop: int) -> Batch:
         """Return the samples at positions start … stop - 1 as a batch for the learner."""
-        rows = self.rows(list(range(start, stop)))
+        rows = self.span(start, stop)
         codes = {label: code for code, label in enumerate(self.labels())}
         images = torch.from_numpy(np.stack([row.pixels for row in rows]))
         labels = torch.tensor([codes[row.label] for row in rows], dtype=torch.int64)
@@ -311,25 +358,34 @@ class Store:
 
     def tensors(self, current: Current, most: int | None = None) -> dict[str, Tensor]:
         """Return the tensors of the learner; UserError if the file is damaged, or has more than `most` bytes."""
+        return self.packed(current, most).tensors
+
+    def packed(self, current: Current, most: int | None = None) -> Packed:
+        """Return the contents of the learner file; UserError if it is damaged, or has more than `most` bytes."""
         try:
             saved = unpack_tensors(current.path, most=most, follow=False)
         except ValueError as error:
             raise UserError(f"{current.path} {error}.") from None
         if saved.digest != current.digest or saved.facts.get("taken") != current.taken:
             raise UserError(f"{current.path} is damaged: it is not the file that {DATABASE} names.")
-        return saved.tensors
+        return saved
 
     def write_learner(
         self, tensors: dict[str, Tensor], taken: int, purified_index: Tensor, report: FilterReport | None
     ) -> Current:
         """Save a learner and its decisions within a transaction; call `tidy` after the commit."""
-        content, digest = pack_tensors(tensors, {"taken": taken})
-        path = self.folder / _learner_name(digest)
-        write_whole(path, content, private=True)
-        self.replace("learner", [(0, path.name, digest, taken)])
+        current = self.write_tensors(tensors, taken, {})
         self.replace("purified", [(position,) for position in purified_index.tolist()])
         if report is not None:
             self.insert("decisions", list(_decisions(report)))
+        return current
+
+    def write_tensors(self, tensors: dict[str, Tensor], taken: int, facts: dict[str, Any]) -> Current:
+        """Save the tensors and facts of a learner within a transaction; call `tidy` after the commit."""
+        content, digest = pack_tensors(tensors, {"taken": taken} | facts)
+        path = self.folder / _learner_name(digest)
+        write_whole(path, content, private=True)
+        self.replace("learner", [(0, path.name, digest, taken)])
         return Current(path, digest, taken)
 
     def classifier_path(self, current: Current) -> Path:

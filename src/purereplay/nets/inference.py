@@ -81,6 +81,11 @@ class Classifier:
     image_shape: tuple[int, int, int]
     dtype: torch.dtype = torch.uint8  # of the images; float32: feature vectors
 
+    @property
+    def n_classes(self) -> int:
+        """Number of classes that it knows."""
+        return self.network.head.n_outputs
+
     def logits(self, images: Tensor) -> Tensor:
         """Images uint8 (n, C, H, W) -> logits (n, n_classes)."""
         check_images(images, self.image_shape, self.dtype)

@@ -47,6 +47,10 @@ class Technique:
         """Initial values of the tensors kept per sample, (n, ...), for given labels int64 (n,)."""
         return {}
 
+    def steps_of_epoch(self, steps_of_replay: int) -> int:
+        """Steps that count as an epoch of an online learner; `steps_of_replay`: for one pass over its memory."""
+        return steps_of_replay
+
     def loss(self, step: Step) -> Tensor:
         """Loss per network (K,)."""
         raise NotImplementedError

@@ -125,7 +125,10 @@ def _runs(table: PaperTable, method: str, column: Column, choice: Choice) -> tup
         own["robust"] = next(key for key, title in ROBUST_TITLES.items() if title == robust)
     own |= _sizes(table, learner)
     episodes = ("A", episode) if learner == "multitask" else (episode,)  # it does not depend on the order of tasks
-    return tuple(_resolved(table, column, e, learner, own, choice, None) for e in dict.fromkeys(episodes))
+    runs = [_resolved(table, column, e, learner, own, choice, None) for e in dict.fromkeys(episodes)]
+    if own.get("robust") == "pencil" and learner != "gdumb":  # its first stage does not end: it is plain replay
+        runs.append(_resolved(table, column, episode, learner, own | {"robust": "none"}, choice, None))
+    return tuple(runs)
 
 
 def _resolved(

@@ -54,16 +54,16 @@ def write_table(lines: list[list[str]], title: str, about: str, form: str, folde
 def draw_figure(name: str, store: Store, choice: Choice, folder: Path) -> list[Path]:
     """Draw a figure as PNG and SVG and write its points as CSV; returns the files, none if nothing is measured."""
     figure = FIGURES[name]
-    panels = [panel for panel in figure.panels(choice) if _has_points(panel, store.finished)]
+    panels = [panel for panel in figure.panels(choice) if _has_points(panel, store.richest)]
     if not panels:
         return []
     used = _results_of(figure, store, choice)
-    rows = [row for panel in panels for row in panel_table(panel, store.finished)]
+    rows = [row for panel in panels for row in panel_table(panel, store.richest)]
     lines = [list(rows[0]), *(["" if v is None else str(v) for v in row.values()] for row in rows)]
     about = note(used, choice, "bands: standard deviation over seeds; rings: the paper's tables")
     points = write_table(lines, figure.title, about, "csv", folder, name)
     pictures = [folder / f"{name}.png", folder / f"{name}.svg"]
-    draw_panels([_drawn(panel, store.finished) for panel in panels], figure.title, about, pictures)
+    draw_panels([_drawn(panel, store.richest) for panel in panels], figure.title, about, pictures)
     return [*pictures, points]
 
 
@@ -133,7 +133,7 @@ def _results_of(figure: PaperFigure, store: Store, choice: Choice) -> dict[RunKe
     wanted = {run_key(run).cell: series for series, run in figure_runs(figure, choice)}
     return {
         key: result
-        for key, result in store.finished.items()
+        for key, result in store.richest.items()
         if key.cell in wanted and wanted[key.cell].is_measured(result)
     }
 

@@ -131,7 +131,7 @@ def missing_runs(ask: Wanted, store: Store) -> dict[RunKey, MissingRun]:
             if not why_not_dataset(run.dataset) and _fits_dataset(run, ask.patterns):
                 for seed in ask.seeds:
                     own = _seeded(run, seed)
-                    if not series.is_measured(store.result(own)):
+                    if not series.is_measured(store.richest.get(run_key(own))):
                         add(run_key(own), own)
     if GALLERIES in ask.others:
         for own in gallery_runs(ask):

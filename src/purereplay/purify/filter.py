@@ -4,7 +4,9 @@ In: features (n, d), for example of your own network, and given labels (n,). Out
 per sample (high = clean), as `self_centered.score_samples` computes them for one buffer. Large classes are split into
 blocks (see `blocks`), which bounds memory and time per sample.
 
-The result of a class does not depend on other classes, their order, or the number of threads, to the last bit. Each
+Features are prepared first: the main directions of all samples (see `directions`); `prepare="none"` leaves them as they
+are. Given prepared features, the result of a class does not depend on other classes, their order, or the number of
+threads, to the last bit. Each
 thread computes a batch of blocks alone, and random numbers are named by (seed, label, block, graph). A class of one
 block gets exactly the result of `score_samples`. Within a class, the order of the samples decides which random numbers
 each of them gets, like a change of seed.
@@ -15,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
@@ -29,8 +31,19 @@ from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.purify.blocks import Block, batches, cut
+from purereplay.purify.directions import MOST_FEATURES, Directions
 from purereplay.purify.graph import seed_part
-from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, FilterOptions, Posterior, Scaling, SmallClass
+from purereplay.purify.options import (
+    BLOCK_SIZE,
+    DEFAULTS,
+    PREPARATION,
+    FilterOptions,
+    Posterior,
+    Preparation,
+    Scaling,
+    SmallClass,
+    check_choice,
+)
 from purereplay.purify.self_centered import members_of, score_buffers, select
 
 _ENTRIES = 2**23  # matrix entries that a thread holds at once (64 MiB); a larger graph is still built whole
@@ -45,6 +58,8 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         n_graphs: stochastic graphs per class; 0 or None uses the similarity graph itself
         seed: of the graphs, the blocks and the selection
         small_class, scaling, posterior, n_iter: see `FilterOptions` and `beta_mixture`
+        prepare: "directions" compares the main directions of the features, centred and partly whitened (see
+            `directions`); "none" compares the features as given, as the paper does
         block_size: largest number of samples that are compared with each other
         n_jobs: threads; None uses as many as PyTorch has, at most 8
 
@@ -56,6 +71,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         converged_: bool (k,), whether all centralities and mixtures of the class converged. With the default of ten
             steps many mixtures of large classes do not; their posterior is used all the same.
         n_features_in_: int
+        preparation_: str, what was done; "none" also for features wider than 16,384
     """
 
     clean_probability_: NDArray[np.float64]
@@ -65,6 +81,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
     n_blocks_: NDArray[np.int64]
     converged_: NDArray[np.bool_]
     n_features_in_: int
+    preparation_: Preparation
 
     def __init__(
         self,
@@ -75,6 +92,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         scaling: Scaling = DEFAULTS.scaling,
         posterior: Posterior = DEFAULTS.posterior,
         n_iter: int = DEFAULTS.n_iter,
+        prepare: Preparation = PREPARATION,
         block_size: int = BLOCK_SIZE,
         n_jobs: int | None = None,
     ) -> None:
@@ -84,6 +102,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self.scaling = scaling
         self.posterior = posterior
         self.n_iter = n_iter
+        self.prepare = prepare
         self.block_size = block_size
         self.n_jobs = n_jobs
 
@@ -97,18 +116,22 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         """
         if self.n_jobs is not None and self.n_jobs < 1:
             raise UserError(f"n_jobs is {self.n_jobs}, but must be at least 1.")
+        check_choice("prepare", self.prepare, get_args(Preparation))
         values = _checked_matrix(features)
         members = _checked_classes(labels, len(values))
         cuts = {label: cut(label, rows, self.block_size, int(self.seed)) for label, rows in members.items()}
         probability, centrality = np.empty(len(values)), np.empty(len(values))
         blocks = [block for own in cuts.values() for block in own]
-        converged = self._score(blocks, values, probability, centrality, progress)
+        prepares = self.prepare == "directions" and values.shape[1] <= MOST_FEATURES
+        directions = Directions.fit(values, int(self.seed)) if prepares else None
+        converged = self._score(blocks, values, directions, probability, centrality, progress)
         self.clean_probability_, self.centrality_ = probability, centrality
         self.classes_ = _with_dtype_of(labels, list(members))
         self.class_sizes_ = np.array([len(rows) for rows in members.values()])
         self.n_blocks_ = np.array([len(own) for own in cuts.values()])
         self.converged_ = np.array([converged[label] for label in members])
         self.n_features_in_ = values.shape[1]
+        self.preparation_ = "none" if directions is None else self.prepare
         self._members = members
         return self
 
@@ -129,6 +152,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
         self,
         blocks: Sequence[Block],
         features: NDArray[Any],
+        directions: Directions | None,
         probability: NDArray[np.float64],
         centrality: NDArray[np.float64],
         progress: Progress | None,
@@ -144,7 +168,7 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
 
         def score_batch(batch: list[Block]) -> list[tuple[Hashable, bool]]:
             verdicts = score_buffers(
-                [_rows_of(features, block.rows) for block in batch],
+                [_prepared(_rows_of(features, block.rows), directions) for block in batch],
                 [_repeated(block.label, len(block.rows)) for block in batch],
                 [block.seed for block in batch],
                 options=options,
@@ -155,7 +179,8 @@ class SelfCenteredFilter(BaseEstimator):  # type: ignore[misc]  # scikit-learn h
             fits = [verdict.fits[0] for verdict in verdicts]
             return [(fit.label, all(fit.converged) and all(fit.central)) for fit in fits]
 
-        work = list(batches(blocks, options.n_graphs, features.shape[1], _ENTRIES // 2))
+        width = features.shape[1] if directions is None else max(1, directions.projection.shape[1])
+        work = list(batches(blocks, options.n_graphs, width, _ENTRIES // 2))
         converged: dict[Hashable, bool] = {}
         done, total = 0, sum(amount for _, amount in work)
         with _THREADS_LOCK:
@@ -223,6 +248,14 @@ def _rows_of(features: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     """Return some rows, given in ascending order; adjacent ones are not copied."""
     adjacent = rows[-1] - rows[0] + 1 == len(rows)
     return features[rows[0] : rows[-1] + 1] if adjacent else features[rows]
+
+
+def _prepared(rows: NDArray[Any], directions: Directions | None) -> NDArray[Any]:
+    """Return features on the main directions, or as they are; without any direction all are equal."""
+    if directions is None:
+        return rows
+    found = directions.apply(rows)
+    return found if found.shape[1] else np.ones((len(rows), 1))
 
 
 def _repeated(label: Hashable, n: int) -> NDArray[Any]:

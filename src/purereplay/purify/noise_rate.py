@@ -48,6 +48,14 @@ class NoiseRate(NamedTuple):
     n: int  # samples counted
 
 
+class NoiseTable(NamedTuple):
+    """Estimated shares of wrong labels."""
+
+    overall: NoiseRate
+    by_class: list[NoiseRate]  # by given label
+    by_pair: dict[tuple[int, int], NoiseRate]  # (given, likely): share of the given label; the largest ones first
+
+
 def noise_rates(features: NDArray[Any], labels: Whole, n_classes: int) -> tuple[NoiseRate, list[NoiseRate]]:
     """Return the noise rate overall and by label, for features (n, d) and given labels int64 (n,) below `n_classes`."""
     counts = confident_counts(votes(features, labels, n_classes), labels)

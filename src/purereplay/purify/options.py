@@ -11,6 +11,7 @@ from purereplay.errors import UserError
 SmallClass = Literal["drop", "keep"]
 Scaling = Literal["trimmed", "minmax"]
 Posterior = Literal["exact", "table"]
+Preparation = Literal["directions", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class FilterOptions:
 
 
 DEFAULTS = FilterOptions()
+PREPARATION: Preparation = "directions"  # of users' own features; directions: centred main directions, none: as given
 BLOCK_SIZE = 2048  # samples of a class that are compared with each other; larger classes are split (see `blocks`)
 
 

@@ -8,6 +8,8 @@ and no other images are used.
 In: images uint8 (n, C, H, W) and a seed. Out: features float32 (n, d) for the Self-Centered filter.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +24,7 @@ _N_FILTERS = 256
 _CONTRAST = 0.01  # added to the variance of pixels in [0, 1]; below it a patch is nearly blank
 _WHITENING = 0.1  # added to the eigenvalues in the whitening, so that noise is not amplified
 _THRESHOLD = 0.25  # subtracted from responses before the ReLU
-_GRID = 2  # responses are averaged over 2 × 2 parts of the image
+GRID = 2  # responses are averaged over 2 × 2 parts of the image
 _BATCH, _CPU_BATCH = 100, 5  # images at once: occupies a GPU, fits into a CPU's cache; the results are equal
 
 
@@ -31,19 +33,31 @@ def patch_features(images: Tensor, seed: int, n_directions: int = N_DIRECTIONS) 
     if images.dtype != torch.uint8 or images.ndim != 4 or not images.numel():
         shape = tuple(images.shape)
         raise InputError(f"Images must be uint8 (n, channels, height, width), not {images.dtype} of shape {shape}.")
-    height, width = images.shape[-2:]
-    shrunk = min(height, _MAX_SIDE), min(width, _MAX_SIDE)
-    size = min(*shrunk, max(3, round(_PATCH * min(shrunk))))
-    pixels = [
-        F.adaptive_avg_pool2d(some.float() / 255, shrunk)
-        for some in torch.split(images, _BATCH if images.is_cuda else _CPU_BATCH)
-    ]
-    filters, offset = _make_filters(torch.cat(pixels), size, torch.Generator().manual_seed(seed))
-    responses = torch.cat([_responses(some, filters, offset) for some in pixels])
-    return main_directions(responses, n_directions)
+    pixels = shrunk(images)
+    filters, offset = make_filters(pixels, patch_size(pixels), torch.Generator().manual_seed(seed))
+    return main_directions(responses(pixels, filters, offset), n_directions)
 
 
-def _make_filters(pixels: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def shrunk_size(size: Sequence[int]) -> tuple[int, int]:
+    """Return height and width after averaging down."""
+    return min(size[0], _MAX_SIDE), min(size[1], _MAX_SIDE)
+
+
+def shrunk(images: Tensor) -> Tensor:
+    """Return images as pixels in [0, 1], averaged down to at most 32 × 32."""
+    size = shrunk_size(images.shape[-2:])
+    return torch.cat(
+        [F.adaptive_avg_pool2d(some.float() / 255, size) for some in torch.split(images, _at_once(images))]
+    )
+
+
+def patch_size(pixels: Tensor) -> int:
+    """Return the side of a patch of these images."""
+    side = min(pixels.shape[-2:])
+    return min(side, max(3, round(_PATCH * side)))
+
+
+def make_filters(pixels: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return filters (256, C, size, size) for patches of zero mean and unit contrast, and offsets of the responses."""
     n, channels, height, width = pixels.shape
     which = torch.randint(n, (_N_PATCHES, 1, 1), generator=generator).to(pixels.device)
@@ -61,8 +75,16 @@ def _make_filters(pixels: Tensor, size: int, generator: torch.Generator) -> tupl
     return filters.view(-1, channels, size, size), filters @ mean_patch
 
 
-def _responses(pixels: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
+def responses(pixels: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     """Return the averaged responses of each image, (n, 2 · 256 · 4)."""
+    return torch.cat([_responses(some, filters, offset) for some in torch.split(pixels, _at_once(pixels))])
+
+
+def _at_once(images: Tensor) -> int:
+    return _BATCH if images.is_cuda else _CPU_BATCH
+
+
+def _responses(pixels: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     size = filters.shape[-1]
     mean = F.avg_pool2d(pixels.mean(1, keepdim=True), size, 1)
     square = F.avg_pool2d(pixels.square().mean(1, keepdim=True), size, 1)
@@ -70,5 +92,5 @@ def _responses(pixels: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     whole, offset = filters.sum((1, 2, 3)).view(-1, 1, 1), offset.view(-1, 1, 1)
     response = F.conv2d(pixels, filters).addcmul_(mean, whole, value=-1).div_(contrast).sub_(offset)
     negative = F.relu_(-response - _THRESHOLD)  # in place: on a CPU new memory costs more than the arithmetic
-    pooled = [F.adaptive_avg_pool2d(part, _GRID) for part in (F.relu_(response.sub_(_THRESHOLD)), negative)]
+    pooled = [F.adaptive_avg_pool2d(part, GRID) for part in (F.relu_(response.sub_(_THRESHOLD)), negative)]
     return torch.cat(pooled, 1).flatten(1)

@@ -7,8 +7,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from purereplay.evaluate.compare import MEASURES, Cell, Cells
+from purereplay.errors import UserError
+from purereplay.evaluate.compare import MEASURES, Cell, Cells, describe_data, describe_learner
+from purereplay.evaluate.records import Result
+from purereplay.evaluate.settings import RunSettings
 from purereplay.report.pictures import draw_bars
+from purereplay.report.pictures_lines import DrawnCurve, DrawnPanel, draw_panels
 from purereplay.report.plain import escaped
 from purereplay.report.terminal import out
 
@@ -16,7 +20,7 @@ from purereplay.report.terminal import out
 def show_comparison(cells: Cells, measure: str, picture: Path | None, *, follow: bool = True) -> None:
     """Print a table with the best of each column in bold, and draw a chart; `follow` as in `pictures.save`."""
     learners, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    best = min if measure == "forgetting" else max
+    best = min if measure.startswith("forgetting") else max
     best_means = {column: best(cell.mean for (_, c), cell in cells.items() if c == column) for column in columns}
     table = Table("", *map(escaped, columns), box=None, padding=(0, 2, 0, 0))
     for shown in table.columns[1:]:
@@ -35,6 +39,28 @@ def show_comparison(cells: Cells, measure: str, picture: Path | None, *, follow:
         bars = {name: [_bar(cells.get((name, column))) for column in columns] for name in learners}
         draw_bars(columns, bars, f"{MEASURES[measure]}, %", picture, follow=follow)
         out.print(f"drawn in {escaped(picture)}")
+
+
+def draw_curves(runs: list[tuple[RunSettings, Result]], path: Path) -> None:
+    """Draw the accuracy after each task of finished runs, with a band over seeds: a panel for each kind of data."""
+    found: dict[str, dict[str, dict[int, list[float]]]] = {}  # data, learner, seed
+    for settings, result in runs:
+        values = result.get("accuracy_after_task") or []
+        if len(values) > 1:
+            of_data = found.setdefault(describe_data(settings), {})
+            of_data.setdefault(describe_learner(settings), {}).setdefault(settings.seed, [100 * v for v in values])
+    if not found:
+        raise UserError("None of these holds a finished run that was evaluated after each task.")
+    panels = []
+    for data, learners in found.items():
+        curves = []
+        for name, by_seed in learners.items():
+            cells = [Cell(list(values)) for values in zip(*by_seed.values(), strict=False)]
+            spreads = [math.nan if cell.spread is None else cell.spread for cell in cells]
+            xs = [float(i + 1) for i in range(len(cells))]
+            curves.append(DrawnCurve(name, xs, [cell.mean for cell in cells], spreads))
+        panels.append(DrawnPanel(data, "tasks learned", "accuracy, %", curves))
+    draw_panels(panels, "Accuracy after each task", "bands: standard deviation over seeds", [path])
 
 
 def _bar(cell: Cell | None) -> tuple[float, float] | None:

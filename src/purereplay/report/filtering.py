@@ -55,6 +55,7 @@ def filter_file(
             "clean_probability": sample_filter.clean_probability_,
             "centrality": sample_filter.centrality_,
             "selected": selected,
+            "preparation": [sample_filter.preparation_] * n,
         }
         write_scores(destination, columns)
     shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -66,6 +67,8 @@ def filter_file(
     shown.add_row("classes", f"{len(sample_filter.classes_):,}{small}")
     if n_cut:
         shown.add_row("", f"{n_cut:,} with more than {sample_filter.block_size:,} samples, scored in blocks")
+    prepared = {"directions": "centred, main directions", "none": "as given"}
+    shown.add_row("features", prepared[sample_filter.preparation_])
     shown.add_row("mean clean probability", percent(float(sample_filter.clean_probability_.mean())))
     shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
     shown.add_row("time", duration(time.monotonic() - started))

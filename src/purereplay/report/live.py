@@ -22,15 +22,20 @@ from torch import Tensor
 from purereplay.data.text import printable, spreadsheet_safe
 from purereplay.learners.base import FilterReport
 from purereplay.live.audit import Audited
+from purereplay.live.full_memory import Judged
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
+from purereplay.live.plan import Plan
 from purereplay.live.predict import Prediction
-from purereplay.live.status import Status
+from purereplay.live.shapes import Chosen
+from purereplay.live.status import NoiseStatus, Status
+from purereplay.live.verdicts import Estimate
 from purereplay.nets.engine import TrainingProgress
 from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
+_PAIRS = 10  # of labels, in `status`
 Measured = dict[str, float]
 _LOG_SECONDS = 30  # between two lines of progress in a log file
 
@@ -44,9 +49,17 @@ class LearnBars(LearnObserver):
         self.interrupted = interrupted  # not empty once Ctrl-C was pressed
         self.last_logged = time.monotonic()
         self.rows: dict[str, TaskID] = {}
+        self.phase = ("", 0.0)  # of judging, and when it began
 
     def should_stop(self) -> bool:
         return bool(self.interrupted)
+
+    def chose(self, chosen: Chosen) -> None:
+        if chosen.resizes:
+            (_stderr if self.bars.disable else self.bars).print(chosen.sentence)
+
+    def warned(self, sentence: str) -> None:
+        _stderr.print(sentence)
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
         n, total = progress.n_seen, progress.total
@@ -56,9 +69,18 @@ class LearnBars(LearnObserver):
         self._update("training", now.done, now.total, f"{now.phase}: step {now.done:,} of {now.total:,}")
         self._update_scored(progress, now)
 
-    def scored(self, progress: LearnProgress, report: FilterReport) -> None:
+    def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
+        phase, now = work.partition(":")[0], time.monotonic()
+        if phase != self.phase[0]:
+            self.phase = (phase, now)
+        left = (now - self.phase[1]) * (total - done) / done if done and total else None
+        text = work + (f" {done:,} of {total:,}" if total else "")
+        self._update("judging", done, total, text + ("" if left is None else f", {duration(left)} left"))
+
+    def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
         self._update_scored(progress, None)
-        self.write(_measured(progress, report), report.buffer)
+        step = report.n_samples if isinstance(report, Judged) else report.buffer
+        self.write(_measured(progress, report), step)
 
     def _update_scored(self, progress: LearnProgress, now: TrainingProgress | None) -> None:
         text = f"{progress.n_scored:,} of {progress.n_to_score:,} samples"
@@ -98,8 +120,12 @@ def learning(*, is_pipe: bool, state: Path, log: str | None = None) -> Iterator[
             sinks.close()
 
 
-def _measured(progress: LearnProgress, report: FilterReport) -> Measured:
-    """Return the numbers of one buffer."""
+def _measured(progress: LearnProgress, report: FilterReport | Judged) -> Measured:
+    """Return the numbers of one buffer, or of one time that full-memory has judged samples."""
+    if isinstance(report, Judged):
+        counts = {"n_samples": report.n_samples, "n_rejected": report.n_rejected, "n_changed": report.n_changed}
+        judged: Measured = {f"judged/{name}": n for name, n in counts.items()}
+        return judged | ({} if report.noise is None else {"judged/noise": report.noise.rate})
     return {
         "buffer/n": len(report.selected_mask),
         "buffer/accepted_share": float(report.selected_mask.double().mean()),
@@ -109,11 +135,37 @@ def _measured(progress: LearnProgress, report: FilterReport) -> Measured:
     } | ({} if report.base_loss is None else {"buffer/base_loss": report.base_loss})
 
 
+def show_plan(plan: Plan) -> None:
+    """Print what `learn` would do."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("images", f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {plan.n_unusable:,}")
+    names = sorted(plan.labels, key=lambda name: -plan.labels[name])
+    shown = ", ".join(f"{name} {plan.labels[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
+    table.add_row("labels", Text(printable(f"{len(names):,}: {shown}")))
+    if plan.chosen is not None:
+        table.add_row("sizes", plan.chosen.sentence)
+    if plan.settings is not None:
+        channels, height, width = plan.settings.shape
+        table.add_row("learned as", f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}")
+        table.add_row("learner", f"{plan.settings.learner}, preset {plan.settings.preset}, seed {plan.settings.seed}")
+    table.add_row("room on disk", f"{plan.n_bytes / 2**20:,.1f} MiB")
+    table.add_row("time", "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}")
+    out.print(table)
+    for sentence in plan.warnings:
+        _stderr.print(sentence)
+    out.print("Nothing was written.")
+
+
 def show_learned(state: Path, done: LearnProgress) -> None:
     """Print the counts of `learn`."""
     out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
-    if done.n_scored:
-        command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
+    if done.n_corrected:
+        out.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
+    command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
+    if done.judged is not None:
+        show_judged(done.judged)
+        out.print(f"list the suspicious labels with {command}", markup=False)
+    elif done.n_scored:
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
         out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
 
@@ -124,6 +176,20 @@ def show_review(state: Path) -> None:
     out.print(f"see the labels of these images and set them right: {command}", markup=False)
 
 
+def show_judged(judged: Judged) -> None:
+    """Print the outcome of judging all samples of a state."""
+    noise = "unknown" if judged.noise is None else _share(judged.noise)
+    out.print(
+        f"labels rejected: {judged.n_rejected:,} of {judged.n_samples:,}; estimated share of wrong labels: {noise}"
+    )
+    if judged.n_changed:
+        out.print(f"decisions that changed: {judged.n_changed:,}")
+
+
+def _share(noise: Estimate) -> str:
+    return f"{percent(noise.rate)} ({percent(noise.low)} to {percent(noise.high)})"
+
+
 def show_refused(outcomes: list[Outcome]) -> None:
     """Name refused items on standard error, one per line."""
     for outcome in outcomes:
@@ -131,9 +197,9 @@ def show_refused(outcomes: list[Outcome]) -> None:
             sys.stderr.write(printable(outcome.sentence) + "\n")
 
 
-def finetuning() -> AbstractContextManager[object]:
-    """Show a message while the classifier is finetuned."""
-    return _stderr.status("finetuning the classifier on the purified buffer")
+def preparing() -> AbstractContextManager[object]:
+    """Show a message while the classifier is loaded, or finetuned if its learner does that when it is first needed."""
+    return _stderr.status("preparing the classifier")
 
 
 def show_predictions(answers: Iterable[Prediction], labels: list[str], form: str) -> int:
@@ -197,18 +263,23 @@ def show_audit(path: Path, done: Audited) -> None:
         f"samples scored: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
         markup=False,
     )
-    out.print(
-        f"of these rejected: {done.rejected:,}; the classifier predicts another label for {done.disputed:,} of them"
-    )
+    out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
+    if done.noise is not None:
+        out.print(f"estimated share of wrong labels: {_share(done.noise)}; `status` lists it by label and by pair")
 
 
-def show_corrections(outcomes: list[Outcome], n_held: int, capacity: int) -> int:
-    """Print the counts of corrections, and how many the purified buffer holds; returns how many were refused."""
+def show_corrections(outcomes: list[Outcome]) -> int:
+    """Print the counts of corrections; returns how many were refused."""
     show_refused(outcomes)
-    n_refused = sum(o.error is not None for o in outcomes)
     n_samples = len({o.name for o in outcomes if o.error is None})
     n_new = len({o.name for o in outcomes if o.new})
     out.print(f"labels corrected: {n_new:,}, already corrected: {n_samples - n_new:,}")
+    return sum(o.error is not None for o in outcomes)
+
+
+def show_held(outcomes: list[Outcome], n_held: int, capacity: int) -> None:
+    """Print how many corrected samples the purified buffer holds."""
+    n_samples = len({o.name for o in outcomes if o.error is None})
     out.print(f"of these in the purified buffer: {n_held:,}")
     if n_held < n_samples:
         out.print(
@@ -217,7 +288,14 @@ def show_corrections(outcomes: list[Outcome], n_held: int, capacity: int) -> int
             "a new state with a larger purified_size holds more.",
             markup=False,
         )
-    return n_refused
+
+
+@contextmanager
+def settling() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a bar while all samples are judged again; yields the callback that moves it."""
+    with progress_bars() as bars:
+        row = bars.add_task("judging", total=None, what="")
+        yield lambda work, n, total: bars.update(row, completed=n, total=total, what=work)
 
 
 def show_recorded(outcomes: list[Outcome]) -> int:
@@ -237,11 +315,42 @@ def show_status(status: Status, form: str) -> None:
     table = Table("label", "samples", "scored", "rejected", box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
+    noise = {row["given"]: row for row in status["noise"] if row["likely"] is None}
+    if noise:
+        table.add_column("wrong, estimated", justify="right")
     for row in status["classes"]:
-        table.add_row(
-            Text(printable(row["label"])), f"{row['samples']:,}", f"{row['scored']:,}", f"{row['rejected']:,}"
-        )
+        cells = [f"{row['samples']:,}", f"{row['scored']:,}", f"{row['rejected']:,}"]
+        if noise:
+            cells.append(_told(noise[row["label"]]) if row["label"] in noise else "–")
+        table.add_row(Text(printable(row["label"])), *cells)
     out.print(table)
+    pairs = [row for row in status["noise"] if row["likely"] is not None][:_PAIRS]
+    if pairs:
+        out.print(_pair_table(pairs))
+
+
+def _pair_table(pairs: list[NoiseStatus]) -> Table:
+    table = Table("given label", "likely label", "share of the given", box=None, padding=(0, 2, 0, 0))
+    table.columns[2].justify = "right"
+    for row in pairs:
+        table.add_row(Text(printable(row["given"] or "")), Text(printable(row["likely"] or "")), _told(row))
+    return table
+
+
+def _told(noise: NoiseStatus) -> str:
+    return f"{percent(noise['rate'])} ({percent(noise['low'])} to {percent(noise['high'])})"
+
+
+def _add_memory_rows(table: Table, status: Status) -> None:
+    """Add the rows of the learner full-memory."""
+    following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
+    table.add_row("judged", f"{status['scored']:,}; all together {status['revisions']:,} times{following}")
+    table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
+    table.add_row("waiting", f"{status['waiting']:,}")
+    table.add_row("teaching the classifier", f"{status['purified']:,}")
+    table.add_row("corrected", f"{status['corrected']:,}")
+    overall = [row for row in status["noise"] if row["given"] is None]
+    table.add_row("wrong labels, estimated", _told(overall[0]) if overall else "unknown")
 
 
 def _summary(status: Status) -> Table:
@@ -249,11 +358,16 @@ def _summary(status: Status) -> Table:
     shape = status["image_shape"]
     table.add_row("images", "none yet" if shape is None else "×".join(map(str, shape)))
     table.add_row("samples", f"{status['samples']:,}")
-    table.add_row("scored", f"{status['scored']:,} in {status['buffers']:,} buffers")
-    table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
-    table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
-    table.add_row("in the purified buffer", f"{status['purified']:,} of {status['purified_size']}")
-    table.add_row("corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}")
+    if status["delayed_size"] is None:
+        _add_memory_rows(table, status)
+    else:
+        table.add_row("scored", f"{status['scored']:,} in {status['buffers']:,} buffers")
+        table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
+        table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
+        table.add_row("in the purified buffer", f"{status['purified']:,} of {status['purified_size']}")
+        table.add_row(
+            "corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}"
+        )
     table.add_row("created with", f"learner {status['learner']}, preset {status['preset']}, seed {status['seed']}")
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")
     return table

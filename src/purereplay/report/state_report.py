@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from purereplay.data.files import write_whole
 from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.experiment import versions
+from purereplay.live.buffers import load_learner
+from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import with_current
-from purereplay.live.session import load_learner
 from purereplay.live.settings import StateSettings
 from purereplay.live.status import Status, status
 from purereplay.live.store import Current, Store
+from purereplay.live.verdicts import ALL, Estimate, last_revision, read_noise
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
@@ -80,22 +82,27 @@ def _parts(
         return [_headline(facts, None), page.paragraph("No buffer was scored yet.")]
     progress("estimating the noise", 0, 1)
     overall, by_label = _noise(store, current, engine, verdicts, len(names))
+    full = store.settings.learner == FULL_MEMORY
     return [
         _headline(facts, overall),
         _noise_section(names, overall, by_label),
         _purified_section(store, names, facts),
-        _histogram_section(store, verdicts, names, extent.n_fixed, progress),
+        _opinions_section(store) if full else _histogram_section(store, verdicts, names, extent.n_fixed, progress),
         *_galleries(store, verdicts, names, extent.n_images, progress),
         _facts_section(store, facts),
     ]
 
 
 def _headline(facts: Status, noise: NoiseRate | None) -> str:
+    full = facts["purified_size"] is None
+    how = f"{facts['revisions']:,} times together" if full else f"in {facts['buffers']:,} buffers"
+    size = "all that are accepted or corrected" if full else f"of {facts['purified_size']:,}"
+    place = "teaching the classifier" if full else "in the purified buffer"
     numbers = [
-        (f"{facts['scored']:,}", "samples scored", f"in {facts['buffers']:,} buffers, {facts['waiting']:,} waiting"),
-        (f"{facts['accepted']:,}", "accepted by the filter", f"{facts['rejected']:,} rejected"),
-        (f"{facts['purified']:,}", "in the purified buffer", f"of {facts['purified_size']:,}"),
-        (f"{facts['corrected']:,}", "labels by people", f"{facts['corrected_in_purified']:,} in the purified buffer"),
+        (f"{facts['scored']:,}", "samples scored", f"{how}, {facts['waiting']:,} waiting"),
+        (f"{facts['accepted']:,}", "accepted", f"{facts['rejected']:,} rejected"),
+        (f"{facts['purified']:,}", place, size),
+        (f"{facts['corrected']:,}", "labels by people", f"{facts['corrected_in_purified']:,} {place}"),
     ]
     if noise is not None and noise.n:
         rates = f"{percent(noise.low)} to {percent(noise.high)}, estimated from {noise.n:,} samples"
@@ -106,11 +113,19 @@ def _headline(facts: Status, noise: NoiseRate | None) -> str:
 def _noise(
     store: Store, current: Current, engine: Engine, verdicts: Verdicts, n_classes: int
 ) -> tuple[NoiseRate, list[NoiseRate]]:
+    if store.settings.learner == FULL_MEMORY:
+        found = read_noise(store)
+        rates = [_rate(found.get((given, ALL))) for given in (ALL, *range(n_classes))]
+        return rates[0], rates[1:]
     learner = load_learner(store, current, engine)
     rows = np.sort(np.random.default_rng(0).permutation(len(verdicts.position))[:_NOISE_SAMPLE])
     images = _images(store, verdicts.position[rows].tolist())
     features = embed(learner.network, learner.inference_base, images, penultimate=True).cpu().numpy()
     return noise_rates(features, verdicts.label[rows], n_classes)
+
+
+def _rate(found: Estimate | None) -> NoiseRate:
+    return NoiseRate(float("nan"), 0.0, 1.0, 0) if found is None else NoiseRate(*found[1:], found.n)
 
 
 def _noise_section(names: list[str], overall: NoiseRate, by_label: list[NoiseRate]) -> str:
@@ -142,6 +157,19 @@ def _purified_section(store: Store, names: list[str], facts: Status) -> str:
     )
 
 
+def _opinions_section(store: Store) -> str:
+    last = last_revision(store)
+    rows = [] if last is None else [(name, percent(weight)) for name, weight in last.opinions.items()]
+    return page.section(
+        "Opinions",
+        page.paragraph(
+            "Every label is judged by several models that were not fitted on its sample. Their weights in the clean "
+            "probability are learned without true labels."
+        ),
+        page.table(("model", "weight"), rows, range(1, 2)),
+    )
+
+
 def _histogram_section(store: Store, verdicts: Verdicts, names: list[str], n_fixed: int, progress: Progress) -> str:
     numbers = np.unique(verdicts.buffer).tolist()
     settings = store.image_settings
@@ -154,7 +182,7 @@ def _histogram_section(store: Store, verdicts: Verdicts, names: list[str], n_fix
         if number in with_graph:
             progress("fixed graphs", i + 1, len(numbers))
             images = _images(store, verdicts.position[rows].tolist())
-            seed = derive_seed(settings.seed, "patches", 0 if settings.options.reseed else number)
+            seed = derive_seed(settings.seed, "patches", 0 if getattr(settings.options, "reseed", False) else number)
             features = patch_features(images, seed).numpy()  # those that the filter compared
             fixed = score_samples(features, labels, options=FilterOptions(n_graphs=0)).centrality
         buffers.append(Scored(number, labels, verdicts.centrality[rows], verdicts.accepted[rows], fixed))

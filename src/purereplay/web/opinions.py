@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from purereplay.live.images import Pixels
+from purereplay.live.opinion import Opinion as FullMemoryOpinion
+from purereplay.live.predict import Predictor
 from purereplay.nets.inference import Classifier, embed
 from purereplay.purify.noise_rate import NoiseRate
 from purereplay.web.samples import AuditSamples, Table
@@ -23,7 +25,7 @@ class Opinion:
 
     suggested: NDArray[np.int32]  # number of the most likely label by sample number, -1: not known yet
     chance: NDArray[np.float32]  # its probability
-    classifier: Classifier | None = None
+    classifier: Predictor | None = None
     clean: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # numbers of believed-clean samples
     clean_labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     clean_features: NDArray[np.float32] | None = None  # (n, d), rows of length 1; None: no order by similarity
@@ -58,9 +60,13 @@ def unknown(n: int) -> Opinion:
     return Opinion(np.full(n, -1, np.int32), np.zeros(n, np.float32))
 
 
-def features_of(classifier: Classifier, images: torch.Tensor) -> NDArray[np.float32]:
+def features_of(classifier: Predictor, images: torch.Tensor) -> NDArray[np.float32]:
     """Return the classifier's features of images, (n, d), rows of length 1."""
-    features = embed(classifier.network, classifier.state, images, penultimate=True).cpu().float().numpy()
+    if isinstance(classifier, FullMemoryOpinion):
+        features = classifier.feature_map.transform(images)
+    else:
+        assert isinstance(classifier, Classifier)
+        features = embed(classifier.network, classifier.state, images, penultimate=True).cpu().float().numpy()
     return np.asarray(features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12), np.float32)
 
 

@@ -6,6 +6,7 @@ If another process holds the state, that process absorbs the decisions, and the 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,22 +17,26 @@ import torch
 from torch import Tensor
 
 from purereplay.errors import BusyError, UserError
+from purereplay.live.buffers import load_learner
 from purereplay.live.decisions import DecisionLog
 from purereplay.live.folders import ImageFolder
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Item, Refused
-from purereplay.live.predict import current_classifier, with_current
+from purereplay.live.memory_settings import FULL_MEMORY
+from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.reviewed import Reviewed, absorbed
-from purereplay.live.session import Session, load_learner
+from purereplay.live.session import Session
 from purereplay.live.store import Current, Store
+from purereplay.live.verdicts import ALL, read_noise
 from purereplay.nets.engine import Engine
-from purereplay.nets.inference import Classifier, embed
+from purereplay.nets.inference import embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
 from purereplay.web.opinions import Opinion, features_of, surest
 from purereplay.web.samples import StateSamples, read_scores
 
 _PAUSE = 1.0  # seconds between two looks at the state
 _QUIET = 3.0  # seconds without a decision after which those made are learned
+_REST = 5  # times as long as judging all samples took, until they are judged again
 _MANY = 25  # decisions that are learned without waiting for such a pause
 _CHUNK = 100  # samples classified at once; the page is served in between
 _EACH, _MOST = 50, 5000  # believed-clean images per label, and in all, that similar ones are chosen from
@@ -56,6 +61,7 @@ class Teacher(threading.Thread):
         self.activity = "starting"  # shown on the page
         self.n_absorbed = 0  # number of the last entry of the log that the state has absorbed
         self._ended = threading.Event()
+        self._judged, self._judging = 0.0, 0.0  # when all samples were judged again, and how long it took, in seconds
         self._learner: str | None = None  # digest of the learner that the published opinion is of
         self._last = Opinion(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
@@ -88,11 +94,16 @@ class Teacher(threading.Thread):
             new = [] if log is None else log.entries(self.n_absorbed)
         if not new or not (at_once or len(new) >= _MANY or time.time() - new[-1].time >= _QUIET):
             return
+        if not at_once and time.time() - self._judged < _REST * self._judging:
+            return
         self.activity = "learning from decisions"
         try:
             with Session.open(self.state, None, self.engine) as session:
                 Reviewed(session).absorb()
                 self.n_absorbed = absorbed(session.store).number
+                began = time.time()
+                if session.settle() is not None:
+                    self._judged, self._judging = time.time(), time.time() - began
         except BusyError:
             pass  # the process that holds the state absorbs them
 
@@ -128,7 +139,7 @@ class Teacher(threading.Thread):
                 opinion.accuracy = self._accuracy(store, opinion)
                 opinion.noise = self._noise(store, current)
 
-    def _opinion(self, store: Store, classifier: Classifier, n: int) -> Opinion:
+    def _opinion(self, store: Store, classifier: Predictor, n: int) -> Opinion:
         """Return the opinion of a new classifier; suggestions are those of the one before until they are replaced."""
         table = self.scores.table
         held = np.array([p for (p,) in store.query("SELECT position FROM purified")], np.int64)
@@ -152,6 +163,9 @@ class Teacher(threading.Thread):
 
     def _noise(self, store: Store, current: Current) -> NoiseRate:
         """Return the estimated share of wrong labels among the scored samples."""
+        if store.settings.learner == FULL_MEMORY:
+            found = read_noise(store).get((ALL, ALL))
+            return NoiseRate(math.nan, 0.0, 1.0, 0) if found is None else NoiseRate(*found[1:], found.n)
         learner = load_learner(store, current, self.engine)
         table = self.scores.table
         n = len(table.number)
@@ -170,14 +184,16 @@ class Teacher(threading.Thread):
             if not isinstance(offer, Item):
                 continue
             try:
-                pixels = read_pixels(offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root)
+                pixels = read_pixels(
+                    offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root, fit=s.fit
+                )
             except Refused:
                 continue
             images.append(torch.from_numpy(pixels))
             wanted.append(offer.label)
         if not images:
             raise UserError(f"{self.test} holds no images that can be classified: use folders label/name.png.")
-        codes = opinion.classifier.predict(torch.stack(images)).tolist()
+        codes = opinion.classifier.probabilities(torch.stack(images)).argmax(1).tolist()
         n_right = sum(labels[int(code)] == label for code, label in zip(codes, wanted, strict=True))
         return n_right / len(wanted)
 
@@ -186,6 +202,13 @@ class Teacher(threading.Thread):
         assert opinion.classifier is not None
         numbers = self.scores.table.number
         numbers = numbers[numbers < len(opinion.suggested)]
+        if store.settings.learner == FULL_MEMORY:  # by models that were not trained on the sample
+            found = store.query(
+                "SELECT position, label, probability FROM likely WHERE position < ?", [len(opinion.chance)]
+            )
+            for position, code, chance in found:
+                opinion.chance[position], opinion.suggested[position] = chance, code
+            return
         for start in range(0, len(numbers), _CHUNK):
             if self._ended.is_set():
                 return

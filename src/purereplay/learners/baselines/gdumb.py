@@ -37,6 +37,8 @@ class GDumbSettings(ScratchSettings, RobustSettings):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": SCRATCH_DEMO | {"l2r_clean": 10}}
 
+    added: ClassVar[Mapping[str, Any]] = {"memory": "balanced"}
+
     memory_size: int = setting("capacity of the memory", unit="samples", by_data="as SPR's P", source="paper")
     memory: Literal["balanced", "reservoir"] = setting(
         "samples that the memory keeps: balanced by class, or a plain reservoir of the stream",
@@ -59,6 +61,9 @@ class GDumbSettings(ScratchSettings, RobustSettings):
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
         epochs = 500 if facts.buffer_size == WEBVISION_BUFFER else 100
         return {"memory_size": facts.buffer_size, "epochs": epochs} | super().fill(chosen, facts, preset)
+
+    def ineffective(self) -> set[str]:
+        return super().ineffective() | {"pencil_epoch"}  # its epochs are passes over the memory in any case
 
 
 @dataclass(frozen=True, kw_only=True)

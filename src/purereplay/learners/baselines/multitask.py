@@ -1,6 +1,6 @@
 """Multitask: the upper bound, which stores the whole stream and trains only after all of it has arrived.
 
-It is trained for 50 epochs, as in the paper, by stochastic gradient descent in a new random order every epoch. Labels
+It is trained for 50 epochs, as in the paper, in a new random order every epoch. Labels
 are the given ones or, with `--noise none`, the true ones. It is no continual learner and is evaluated at the end only.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from purereplay.learners.base import DataSpec, Workload
 from purereplay.learners.baselines.base import common_arguments, make_memory
@@ -26,8 +26,23 @@ class MultitaskSettings(ScratchSettings):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": SCRATCH_DEMO}
 
+    added: ClassVar[Mapping[str, Any]] = {
+        "optimizer": "sgd",
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "augment": False,
+    }
+
     epochs: int = setting("passes over the stream", 50, unit="epochs", source="paper")
-    lr: float = setting("learning rate of stochastic gradient descent", 0.05)
+    optimizer: Literal["sgd", "adam"] = setting("optimizer", "sgd", source="not in the paper")
+    lr: float = setting("learning rate", 0.05, source="not in the paper")
+    momentum: float = setting("momentum of sgd", 0.0, source="not in the paper", least=0, most=1)
+    weight_decay: float = setting("weight decay", 0.0, source="not in the paper", least=0)
+    augment: bool = setting(
+        "images are shifted by up to four pixels, and half of them are mirrored",
+        False,
+        source="not in the paper",
+    )
 
 
 class Multitask(ScratchLearner):
@@ -42,7 +57,15 @@ def build(settings: MultitaskSettings, data: DataSpec, *, engine: Engine, seed: 
     return Multitask(
         **common_arguments(s, data, engine=engine, seed=seed),
         memory=make_memory(Reservoir, data.n_samples, data, engine),
-        training=ScratchTraining(epochs=s.epochs, batch_size=s.batch_size, lr=s.lr),
+        training=ScratchTraining(
+            epochs=s.epochs,
+            batch_size=s.batch_size,
+            optimizer=s.optimizer,
+            lr=s.lr,
+            momentum=s.momentum,
+            weight_decay=s.weight_decay,
+            shift_and_flip=s.augment,
+        ),
     )
 
 

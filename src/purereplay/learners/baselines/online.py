@@ -5,7 +5,7 @@ many batches are planned ahead and trained as one job.
 
 Choices where the papers leave them open: an incomplete batch waits for the next samples and is trained at the end of
 the stream. The very first batch replays itself, since the memory is empty. A loss against wrong labels counts as one
-epoch the number of steps that replay needs for one pass over the memory.
+epoch the number of steps that replay needs for one pass over the memory, unless it says otherwise (PENCIL).
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ class ReplayLearner(OnlineLearner):
 
     @property
     def _epoch_steps(self) -> int:
-        return max(1, self.memory.capacity // self.training.n_replayed)
+        steps = max(1, self.memory.capacity // self.training.n_replayed)
+        return steps if self.loss.technique is None else self.loss.technique.steps_of_epoch(steps)
 
     def _extra(self, pool: Pool) -> State:
         extra = super()._extra(pool)

@@ -6,7 +6,7 @@ The classifier is kept until the memory changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class ScratchSettings(NetworkSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchTraining:
-    """Training of the fresh network by stochastic gradient descent."""
+    """Training of the fresh network."""
 
     epochs: int
     batch_size: int
@@ -43,6 +43,8 @@ class ScratchTraining:
     weight_decay: float = 0.0
     clip_norm: float | None = None  # largest norm of a gradient
     cutmix: float = 0.0  # probability
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    shift_and_flip: bool = False  # whether images are shifted and flipped at random
 
     def lrs(self, steps_per_epoch: int) -> torch.Tensor:
         """Return the learning rate of every step."""
@@ -106,11 +108,12 @@ class ScratchLearner(Baseline):
             extra |= self.loss.technique.per_sample(labels, self.n_classes)
         recipe = Listed(
             batch_size=size,
-            optimizer="sgd",
+            optimizer=training.optimizer,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             clip_norm=training.clip_norm,
             cutmix=training.cutmix,
+            shift_and_flip=training.shift_and_flip,
             technique=self.loss.technique,
             epoch_steps=per_epoch,
         )

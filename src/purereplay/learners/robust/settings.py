@@ -5,8 +5,9 @@ Sources are the appendix of the SPR paper and, where it is silent, the method's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec
@@ -27,6 +28,8 @@ ROBUST_TITLES = {"l2r": "L2R", "pencil": "Pencil", "sl": "SL", "jocor": "JoCoR"}
 class RobustSettings(Settings):
     """The loss against wrong labels that replaces cross-entropy."""
 
+    added: ClassVar[Mapping[str, Any]] = {"pencil_lr_batch": None, "pencil_epoch": "memory"}
+
     robust: RobustName = setting("loss against wrong labels", "none")
     l2r_clean: int = setting(
         "clean samples of each class, taken out of the stream", 100, unit="samples", source="paper"
@@ -39,6 +42,18 @@ class RobustSettings(Settings):
         "epoch at which labels stop changing", Pencil.stage2, unit="epochs", source="paper", least=0
     )
     pencil_lr: float = setting("learning rate of the labels", Pencil.lr, source="paper", least=0)
+    pencil_lr_batch: int | None = setting(
+        "batch size that the labels' rate was made for: in batches of B it is multiplied by B / this; none: unchanged",
+        None,
+        unit="samples",
+        source="Yi 2019: 128",
+    )
+    pencil_epoch: Literal["stream", "memory"] = setting(
+        "an epoch of PENCIL with replay: a pass over the stream, so that the given labels stay, or a pass of replay "
+        "over the memory",
+        "stream",
+        source="the papers leave it open; best of both for `crs` on validation data",
+    )
     sl_alpha: float = setting("weight of cross-entropy", SymmetricLearning.alpha, source="paper", least=0)
     sl_beta: float = setting("weight of reverse cross-entropy", SymmetricLearning.beta, source="paper", least=0)
     jocor_lambda: float = setting("weight of the networks' agreement", JoCoR.weight, source="paper", least=0, most=1)
@@ -86,6 +101,8 @@ def make_robust_loss(s: RobustSettings, data: DataSpec, engine: Engine) -> Robus
                 alpha=s.pencil_alpha,
                 beta=s.pencil_beta,
                 lr=s.pencil_lr,
+                lr_batch=s.pencil_lr_batch,
+                epoch=s.pencil_epoch,
                 stage1=s.pencil_stage1,
                 stage2=s.pencil_stage2,
             )

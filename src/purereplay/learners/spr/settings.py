@@ -65,6 +65,7 @@ class SprSettings(NetworkSettings):
     """Settings of Self-Purified Replay; the defaults are the preset `default`."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    added: ClassVar[Mapping[str, Any]] = {"reservoir": "plain"}
 
     delayed_size: int = setting(
         "capacity of the delayed buffer D",

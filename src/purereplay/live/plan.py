@@ -1,0 +1,148 @@
+"""A plan of `learn`: images, labels, sizes and time, before anything is written or expensive work begins.
+
+The time is measured on a few images: reading them, and computing their features. Judging all samples together takes
+about as long per sample on any data. So the estimate is rough, but of the right size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from purereplay.errors import UserError
+from purereplay.learners.spr.settings import SprSettings
+from purereplay.live.images import Pixels, Shape, read_pixels
+from purereplay.live.intake import open_source
+from purereplay.live.items import Item, Offer, Refused
+from purereplay.live.settings import (
+    NewSettings,
+    StateSettings,
+    Wanted,
+    check_same,
+    least_memory,
+    new_settings,
+    with_shape,
+)
+from purereplay.live.shapes import Chosen, choose, look_at_some
+from purereplay.live.store import DATABASE, Store
+from purereplay.purify.opinions import FeatureMap
+
+_TRIAL = 24  # images whose reading and features are timed
+_JUDGING = 0.004  # seconds to judge a sample together with the others
+_STORED = 400  # bytes of a sample besides its pixels
+_LONG = 600  # seconds from which on the user is warned
+_LARGE = 2 * 2**30  # bytes of memory from which on the user is warned
+
+
+class Plan(NamedTuple):
+    """What `learn` would do."""
+
+    n_items: int
+    n_unusable: int  # of these without a label, or not to be read
+    n_known: int  # of these in the state already
+    labels: dict[str, int]  # number of images by label
+    chosen: Chosen | None  # None: the state has a shape already, or no image can be read
+    settings: StateSettings | None  # None: no image can be read
+    n_bytes: int  # room on the disk for the new samples
+    seconds: float | None  # None: unknown
+    warnings: list[str]
+
+
+def plan(data: str, state: Path, wanted: Wanted, *, root: Path | None = None) -> Plan:
+    """Return what `learn` would do with a folder or list; nothing is written."""
+    if data == "-":
+        raise UserError("--dry-run needs a folder or a list: a pipe cannot be read twice.")
+    source = open_source(data, state=state, root=root)
+    offers = list(source.first) if source.total == len(source.first) else [o for some in source.chunks for o in some]
+    items = [offer for offer in offers if isinstance(offer, Item)]
+    have, known = _existing(state, wanted)
+    chosen, settings = _shape(have, source.first)
+    n_new = sum(item.id not in known for item in items)
+    n_bytes = n_new * (_STORED + (int(np.prod(settings.shape)) if settings else 0))
+    seconds = _seconds(items, settings, n_new, len(known) + n_new) if settings else None
+    labels = dict(Counter(item.label for item in items))
+    warnings = expensive(settings, seconds) if settings else []
+    return Plan(
+        n_items=len(offers),
+        n_unusable=len(offers) - len(items),
+        n_known=len(items) - n_new,
+        labels=labels,
+        chosen=chosen,
+        settings=settings,
+        n_bytes=n_bytes,
+        seconds=seconds,
+        warnings=warnings,
+    )
+
+
+def expensive(settings: StateSettings, seconds: float | None) -> list[str]:
+    """Return sentences about work that takes long or much memory."""
+    _, height, width = settings.shape
+    found = []
+    if seconds is not None and seconds > _LONG:
+        found.append(f"This takes about {seconds / 60:,.0f} minutes; a smaller --size takes less.")
+    if isinstance(settings.options, SprSettings) and least_memory(settings.options, settings.shape) > _LARGE:
+        needed = least_memory(settings.options, settings.shape) / 2**30
+        found.append(
+            f"Training on images of {width:,} × {height:,} pixels takes at least {needed:,.0f} GiB of memory and long; "
+            "a smaller --size takes less."
+        )
+    return found
+
+
+def estimate(offers: Sequence[Offer], settings: StateSettings, n_new: int, n_all: int) -> float | None:
+    """Return the seconds that `n_new` of the offers take, of `n_all` samples; None if unknown."""
+    return _seconds([offer for offer in offers if isinstance(offer, Item)], settings, n_new, n_all)
+
+
+def _existing(state: Path, wanted: Wanted) -> tuple[NewSettings | StateSettings, set[str]]:
+    """Return the settings and the ids of a state; those of a new one if there is none."""
+    if not (state / DATABASE).exists():
+        return new_settings(wanted), set()
+    with Store.reading(state) as store:
+        check_same(store.settings, wanted, state)
+        return store.settings, {name for (name,) in store.query("SELECT id FROM samples UNION SELECT id FROM moves")}
+
+
+def _shape(have: NewSettings | StateSettings, offers: Sequence[Offer]) -> tuple[Chosen | None, StateSettings | None]:
+    if isinstance(have, StateSettings):
+        return None, have
+    looks = look_at_some(offers)
+    if not looks:
+        return None, None
+    chosen = choose(looks, have.size, have.channels)
+    return chosen, with_shape(have, chosen.shape)
+
+
+def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: int) -> float | None:
+    """Return a rough estimate of the time, by reading some images and computing their features."""
+    if isinstance(settings.options, SprSettings) or not items:
+        return None
+    began, images = time.perf_counter(), list[Pixels]()
+    some = items[:: max(1, len(items) // _TRIAL)][:_TRIAL]
+    for item in some:
+        try:
+            images.append(_read(item, settings, settings.shape))
+        except Refused:
+            continue
+    reading = (time.perf_counter() - began) / len(some)
+    if not images:
+        return None
+    pixels = torch.from_numpy(np.stack(images))
+    features = FeatureMap.fit(pixels)
+    began = time.perf_counter()
+    features.transform(pixels)
+    computing = (time.perf_counter() - began) / len(images)
+    return n_new * reading + n_all * computing + min(n_all, settings.options.capacity) * _JUDGING
+
+
+def _read(item: Item, settings: StateSettings, shape: Shape) -> Pixels:
+    return read_pixels(
+        item.image, size=settings.size, channels=settings.channels, shape=shape, root=item.root, fit=settings.fit
+    )

@@ -1,0 +1,158 @@
+"""Verdicts of the learner `full-memory` in the tables of a state, with their history.
+
+`decisions` and `likely` have the current verdict on every sample. `verdicts` has the first one, every later one that
+changed a decision, and those of a person. `revisions` has each time that all samples were judged, and `noise` the
+estimate of the last time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.live.store import Store
+
+_ROWS = 5000  # written at once
+ALL = -1  # in the table `noise`: of all given labels, or to all others
+FIRST = "first judged"
+ARRIVED = "judged by the classifier when it arrived"
+PERSON = "corrected by a person"
+
+
+class Judgements(NamedTuple):
+    """Verdicts on samples at consecutive positions."""
+
+    start: int  # position of the first one
+    probability: NDArray[np.float64]  # of being clean, high = clean
+    selected: NDArray[np.bool_]  # accepted
+    likely: NDArray[np.int64]  # most likely true label
+    likely_probability: NDArray[np.float64]
+    known: NDArray[np.bool_]  # False: the sample could not be judged yet
+
+
+def empty_judgements(start: int, n: int) -> Judgements:
+    """Return verdicts on n samples that are still to be filled in."""
+    return Judgements(start, np.zeros(n), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
+
+
+def fill(judged: Judgements, rows: NDArray[np.int64], part: Judgements) -> None:
+    """Fill in some rows."""
+    for whole, own in zip(judged[1:], part[1:], strict=True):
+        whole[rows] = own
+
+
+class Estimate(NamedTuple):
+    """Estimated share of wrong labels among n samples, with an interval."""
+
+    n: int
+    rate: float
+    low: float
+    high: float
+
+
+Noise = Mapping[tuple[int, int], Estimate]  # by given and likely label; see ALL
+
+
+class Revision(NamedTuple):
+    """One time that all samples were judged."""
+
+    number: int
+    n_samples: int
+    n_corrections: int
+    opinions: Mapping[str, float]
+
+
+class Written(NamedTuple):
+    """Numbers of verdicts."""
+
+    n_new: int  # first verdicts
+    n_changed: int  # changed decisions
+
+
+def last_revision(store: Store) -> Revision | None:
+    """Return the last time that all samples were judged."""
+    found = store.one("SELECT number, n_samples, n_corrections, opinions FROM revisions ORDER BY number DESC")
+    if found is None:
+        return None
+    number, n_samples, n_corrections, opinions = found
+    return Revision(number, n_samples, n_corrections, json.loads(opinions))
+
+
+def write_revision(store: Store, revision: Revision, noise: Noise, judged: Judgements, reason: str) -> Written:
+    """Replace all verdicts within a transaction; all samples before are among those judged."""
+    opinions = json.dumps(dict(revision.opinions))
+    store.insert("revisions", [(revision.number, revision.n_samples, revision.n_corrections, opinions)])
+    store.replace("noise", sorted((*key, e.n, *_floats(e.rate, e.low, e.high)) for key, e in noise.items()))
+    unknown = [(position,) for position in np.flatnonzero(~judged.known).tolist()]
+    for table in ("decisions", "likely"):
+        store.start_over(table)
+        store.delete(table, "position", unknown)  # all others are replaced
+    return _write(store, revision.number, revision.n_samples, judged, FIRST, reason)
+
+
+def write_arrived(store: Store, revision: int, judged: Judgements) -> Written:
+    """Add verdicts on new samples within a transaction."""
+    return _write(store, revision, judged.start + len(judged.probability), judged, ARRIVED, "")
+
+
+def write_person(store: Store, decision: tuple[Any, ...], n_samples: int, *, is_right: bool) -> None:
+    """Replace a decision, given as its row, by what a person has said of the given label; within a transaction."""
+    position, revision, _, centrality, _ = decision
+    store.remove("decisions", "position", decision)
+    store.insert("decisions", [(position, revision, float(is_right), centrality, int(is_right))])
+    [last] = store.one("SELECT coalesce(max(number), 0) FROM verdicts")
+    store.insert("verdicts", [(last + 1, position, revision, n_samples, float(is_right), int(is_right), PERSON)])
+
+
+def _write(store: Store, revision: int, n_samples: int, judged: Judgements, first: str, reason: str) -> Written:
+    [last] = store.one("SELECT coalesce(max(number), 0) FROM verdicts")
+    numbers, n_new, n_changed = count(last + 1), 0, 0
+    for positions in _pieces(judged):
+        before = _decisions(store, positions)
+        rows = list(_rows(judged, positions))
+        store.put("decisions", [(p, revision, chance, 0.0, selected) for p, chance, selected, _, _ in rows])
+        store.put("likely", [(p, label, chance) for p, _, _, label, chance in rows])
+        history = []
+        for p, chance, selected, _, _ in rows:
+            if before.get(p) != selected:
+                n_new, n_changed = n_new + (p not in before), n_changed + (p in before)
+                why = reason if p in before else first
+                history.append((next(numbers), p, revision, n_samples, chance, selected, why))
+        store.insert("verdicts", history)
+    return Written(n_new, n_changed)
+
+
+def _pieces(judged: Judgements) -> Iterator[NDArray[np.int64]]:
+    positions = judged.start + np.flatnonzero(judged.known)
+    for start in range(0, len(positions), _ROWS):
+        yield positions[start : start + _ROWS]
+
+
+def _decisions(store: Store, positions: NDArray[np.int64]) -> dict[int, int]:
+    """Return the current decisions by position."""
+    ends = [int(positions[0]), int(positions[-1])]
+    return dict(store.query("SELECT position, selected FROM decisions WHERE position BETWEEN ? AND ?", ends))
+
+
+def _rows(judged: Judgements, positions: NDArray[np.int64]) -> Iterator[tuple[int, float, int, int, float]]:
+    at = positions - judged.start
+    columns = (judged.probability, judged.selected, judged.likely, judged.likely_probability)
+    for p, chance, selected, label, other in zip(
+        positions.tolist(), *(column[at].tolist() for column in columns), strict=True
+    ):
+        yield p, chance + 0.0, int(selected), label, other + 0.0  # SQLite has no -0.0
+
+
+def _floats(*values: float) -> tuple[float, ...]:
+    return tuple(float(value) + 0.0 for value in values)
+
+
+def read_noise(store: Store) -> dict[tuple[int, int], Estimate]:
+    """Return the last estimate of the noise."""
+    rows = store.query("SELECT given, likely, n, rate, low, high FROM noise")
+    return {(given, likely): Estimate(n, rate, low, high) for given, likely, n, rate, low, high in rows}

@@ -1,0 +1,210 @@
+"""Verdicts on labels: a calibrated clean probability of every sample, and the shares of wrong labels.
+
+Two rounds. In the first, members are fitted on all given labels with equal weight. The noise is estimated here. In the
+second, every sample has its clean probability of the first round as its weight, which separates better. A label has a
+small influence on the weights of others, so the noise matrix of the first round is kept. In both rounds a sample is
+scored without itself, and the pool combines the scores (see `pool`).
+
+In: features float32 (n, d), given labels int64 (n,) below n_classes, optionally which labels are trusted because a
+person has checked them. Out: `Verdicts`. Nothing depends on the order of the samples, except for random draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.data.progress import Progress
+from purereplay.data.seeds import derive_seed
+from purereplay.errors import InputError
+from purereplay.purify.noise_rate import NoiseRate, NoiseTable, wilson
+from purereplay.purify.opinions.members import fit_members, fitted_rows, kinds_for
+from purereplay.purify.opinions.pool import Fit, fit_pool, posterior
+
+LEAST_OF_CLASS = 3  # samples of a label below which nothing can be said about them
+_ROUNDS = 2
+_LEAST_WEIGHT = 0.01  # of a sample in the second round
+_AMBIGUITY = 0.15  # share of the ambiguity that widens an interval
+
+Real = NDArray[np.float64]
+Real32 = NDArray[np.float32]
+Whole = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Verdicts(NamedTuple):
+    """Result for all samples."""
+
+    clean_probability: Real  # (n,), calibrated, high = clean
+    class_probability: Real  # (n, n_classes), of the true class, without the sample's own label
+    likely_label: Whole  # (n,), the most likely true class after the given label is known
+    accepted: Mask  # (n,), whether the label is more likely right than wrong, or trusted
+    noise: NoiseTable
+    noise_matrix: Real  # (n_classes, n_classes), true class × given label; 1 for classes without samples
+    opinions: Mapping[str, float]  # weight of each opinion, in all 1
+
+
+def judge_labels(
+    features: Real32,
+    labels: Whole,
+    n_classes: int,
+    *,
+    trusted: Mask | None = None,
+    given: Whole | None = None,
+    kinds: Sequence[str] | None = None,
+    seed: int = 0,
+    watch: Progress | None = None,
+) -> Verdicts:
+    """Return the verdicts on all labels.
+
+    `trusted` bool (n,): labels that are known to be right; they teach with full weight and are never doubted.
+    `given` int64 (n,): the labels before people corrected some of them. A person reviews the worst labels first, so the
+    rest alone would make the noise look too small.
+    `kinds`: models to ask, such as `members.IMAGE_KINDS`; None: those that suit vectors of this width.
+    """
+    features, labels, believed = _checked(features, labels, n_classes, trusted)
+    present, numbers = np.unique(labels, return_inverse=True)
+    before = None if given is None else _numbered(_checked(features, given, n_classes, None)[1], present, numbers)
+    n, k = len(labels), len(present)
+    if k < 2:
+        return _nothing_to_compare(labels, n_classes)
+    kinds = kinds or kinds_for(features.shape[1], k)
+    done = 0
+
+    def step(name: str) -> None:
+        nonlocal done
+        if watch:
+            watch(f"opinions: {name}", done, _ROUNDS * len(kinds))
+        done += 1
+
+    rows = fitted_rows(n, derive_seed(seed, "pool"))
+
+    def in_pool(number: int, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
+        own = derive_seed(seed, "round", number)
+        scores = fit_members(features, numbers, weights, k, kinds, seed=own, step=step).scores
+        own_given = None if before is None else before[rows]
+        fit = fit_pool([part[rows] for part in scores], numbers[rows], believed[rows], noise, own_given)
+        return fit, fit.pool.probabilities(scores)
+
+    first, pooled = in_pool(0, np.ones(n), None)
+    told = posterior(pooled, first.noise, numbers, believed)
+    weights = np.where(believed, 1.0, np.maximum(told[np.arange(n), numbers], _LEAST_WEIGHT))
+    second, pooled = in_pool(1, weights, first.noise)
+    after = posterior(pooled, first.noise, numbers, believed)
+    if watch:
+        watch("opinions", done, done)
+    return _verdicts(
+        numbers,
+        believed,
+        present,
+        n_classes,
+        dict(zip(kinds, second.pool.weights, strict=True)),
+        first.noise,
+        pooled,
+        told,
+        after,
+    )
+
+
+def _verdicts(
+    numbers: Whole,
+    trusted: Mask,
+    present: Whole,
+    n_classes: int,
+    opinions: dict[str, float],
+    noise: Real,
+    pooled: Real,
+    told: Real,
+    after: Real,
+) -> Verdicts:
+    n, k = after.shape
+    rows = np.arange(n)
+    few = (np.bincount(numbers, minlength=k) < LEAST_OF_CLASS)[numbers] & ~trusted
+    known = ~few & ~trusted
+    clean = after[rows, numbers].copy()
+    rate = float(1 - told[rows, numbers][known].mean()) if known.any() else 0.0
+    clean[few] = 1 - rate  # too few of its kind to compare with
+    believed = np.zeros((n, k))
+    believed[rows, numbers] = 1
+    after, told = (np.where(few[:, None], believed, own) for own in (after, told))
+    matrix = np.eye(n_classes)
+    matrix[np.ix_(present, present)] = noise
+    total = sum(opinions.values())
+    return Verdicts(
+        clean_probability=clean,
+        class_probability=_widened(pooled, present, n_classes),
+        likely_label=present[after.argmax(1)],
+        accepted=(clean >= 0.5) | trusted | few,
+        noise=_noise_table(present[numbers], _widened(told, present, n_classes), 1 - pooled.max(1), known),
+        noise_matrix=matrix,
+        opinions={kind: float(weight / total) for kind, weight in opinions.items()},
+    )
+
+
+def _widened(values: Real, present: Whole, n_classes: int) -> Real:
+    """Return columns for all classes; those of absent ones are 0."""
+    found = np.zeros((len(values), n_classes))
+    found[:, present] = values
+    return found
+
+
+def _noise_table(labels: Whole, after: Real, ambiguity: Real, known: Mask) -> NoiseTable:
+    """Return shares of wrong labels among the `known` samples, from the posterior of the true class (n, n_classes)."""
+    n_classes = after.shape[1]
+    counts = np.zeros((n_classes, n_classes))
+    np.add.at(counts, labels[known], after[known])
+    given = np.bincount(labels[known], minlength=n_classes)
+    vague = np.bincount(labels[known], ambiguity[known], minlength=n_classes) / np.maximum(given, 1)
+    wrong = given - counts.diagonal()
+    overall = _interval(float(wrong.sum()), int(given.sum()), float(ambiguity[known].mean()) if known.any() else 0.0)
+    by_class = [_interval(float(wrong[c]), int(given[c]), float(vague[c])) for c in range(n_classes)]
+    np.fill_diagonal(counts, 0)
+    pairs = [(int(i), int(j)) for i, j in zip(*np.nonzero(counts >= 0.5), strict=True)]
+    pairs.sort(key=lambda pair: (-counts[pair], pair))
+    by_pair = {
+        (i, j): _interval(float(counts[i, j]), int(given[i]), float(vague[i] * counts[i, j] / max(wrong[i], 1e-9)))
+        for i, j in pairs
+    }
+    return NoiseTable(overall, by_class, by_pair)
+
+
+def _interval(n_wrong: float, n: int, ambiguity: float) -> NoiseRate:
+    """Return the share n_wrong / n; its interval covers chance (Wilson) and a part of the ambiguity."""
+    plain = wilson(min(max(n_wrong, 0.0), float(n)), n)
+    more = _AMBIGUITY * ambiguity
+    return plain._replace(low=max(0.0, plain.low - more), high=min(1.0, plain.high + more))
+
+
+def _numbered(given: Whole, present: Whole, numbers: Whole) -> Whole:
+    """Return the numbers of given labels among the present ones; one that is gone counts as its correction."""
+    place = np.minimum(np.searchsorted(present, given), len(present) - 1)
+    found: Whole = np.where(present[place] == given, place, numbers)
+    return found
+
+
+def _nothing_to_compare(labels: Whole, n_classes: int) -> Verdicts:
+    """Return verdicts for samples of one label: every label is believed, and the noise is unknown."""
+    n, unknown = len(labels), wilson(0, 0)
+    of_classes = np.zeros((n, n_classes))
+    of_classes[np.arange(n), labels] = 1
+    table = NoiseTable(unknown, [unknown] * n_classes, {})
+    all_accepted = np.ones(n, dtype=bool)
+    return Verdicts(np.ones(n), of_classes, labels.copy(), all_accepted, table, np.eye(n_classes), {})
+
+
+def _checked(features: Real32, labels: Whole, n_classes: int, trusted: Mask | None) -> tuple[Real32, Whole, Mask]:
+    values, numbers = np.ascontiguousarray(features, np.float32), np.asarray(labels, np.int64)
+    if values.ndim != 2 or numbers.shape != (len(values),):
+        raise InputError(f"Features {values.shape} and labels {numbers.shape} must be (n, d) and (n,).")
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+        raise InputError(f"Features of row {row} hold NaN or infinity.")
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < n_classes:
+        raise InputError(f"Labels must lie between 0 and {n_classes - 1}.")
+    mask = np.zeros(len(numbers), dtype=bool) if trusted is None else np.asarray(trusted, dtype=bool)
+    if mask.shape != numbers.shape:
+        raise InputError(f"trusted has shape {mask.shape}, but {len(numbers)} samples need ({len(numbers)},).")
+    return values, numbers, mask

@@ -1,0 +1,140 @@
+"""Files moved to the folder of another label: the same sample, with a corrected label."""
+
+import shutil
+
+import pytest
+from tiny_state import fingerprint, picture, png, tiny
+
+from purereplay.errors import UserError
+from purereplay.live.corrections import Correction, apply
+from purereplay.live.intake import open_source
+
+N = 24
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for i in range(N):
+        path = tmp_path / "photos" / ("cat", "dog")[i % 2] / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(picture(i, i % 2)))
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def state(photos):
+    learn(photos)
+    return photos.parent / "state"
+
+
+def learn(photos):
+    """Add the folder as `learn` does; returns the outcomes."""
+    with tiny(photos.parent / "state") as session:
+        found = [
+            o for chunk in open_source(str(photos), state=photos.parent / "state").chunks for o in session.take(chunk)
+        ]
+        session.work(rest=True)
+    return found
+
+
+def move(photos, before, after):
+    (photos / after).parent.mkdir(exist_ok=True)
+    (photos / before).rename(photos / after)
+
+
+def corrected(state):
+    """Corrections in their order: id and label."""
+    found = fingerprint(state)
+    names, labels = {row[0]: row[1] for row in found["samples"]}, dict(found["classes"])
+    return [(names[position], labels[code]) for _, position, code in found["corrections"]]
+
+
+def test_a_moved_file_is_corrected_once(photos, state):
+    move(photos, "cat/00.png", "dog/00.png")
+    move(photos, "dog/01.png", "bird/other name.png")  # a new label
+    outcomes = {o.name: o for o in learn(photos)}
+    assert outcomes["dog/00.png"].corrected and outcomes["bird/other name.png"].corrected
+    assert not any(o.new or o.error for o in outcomes.values()) and sum(o.corrected for o in outcomes.values()) == 2
+    assert len(fingerprint(state)["samples"]) == N
+    assert sorted(corrected(state)) == [("cat/00.png", "dog"), ("dog/01.png", "bird")]
+    before = fingerprint(state)
+    assert not any(o.new or o.error or o.corrected for o in learn(photos))
+    assert fingerprint(state) == before
+
+
+def test_a_file_may_be_moved_again_and_back(photos, state):
+    move(photos, "cat/00.png", "dog/00.png")
+    learn(photos)
+    move(photos, "dog/00.png", "bird/00.png")
+    learn(photos)
+    move(photos, "bird/00.png", "cat/00.png")
+    learn(photos)
+    assert corrected(state) == [("cat/00.png", label) for label in ("dog", "bird", "cat")]
+    learn(photos)
+    assert len(corrected(state)) == 3 and len(fingerprint(state)["samples"]) == N
+
+
+def test_a_correction_by_a_file_stays_though_the_image_does_too(photos, state):
+    with tiny(state) as session:
+        [outcome] = apply(session, [Correction("cat/00.png", "dog")])
+        assert outcome.new
+    learn(photos)
+    assert corrected(state) == [("cat/00.png", "dog")]
+
+
+def test_the_path_of_a_moved_file_names_its_sample_too(photos, state):
+    move(photos, "cat/00.png", "dog/00.png")
+    learn(photos)
+    with tiny(state) as session:
+        assert [o.new for o in apply(session, [Correction("dog/00.png", "bird")])] == [True]
+    assert corrected(state)[-1] == ("cat/00.png", "bird")
+
+
+def test_a_copy_is_a_second_sample(photos, state):
+    shutil.copy(photos / "cat/00.png", photos / "dog/00.png")
+    assert sum(o.new for o in learn(photos)) == 1 and corrected(state) == []
+
+
+def test_a_moved_file_may_stay_in_its_label(photos, state):
+    move(photos, "cat/00.png", "cat/renamed.png")
+    assert not any(o.new or o.corrected for o in learn(photos)) and corrected(state) == []
+
+
+def test_another_folder_with_the_same_image_is_no_move(photos, state, tmp_path):
+    """Only the name of the file, or a folder that holds most of the images, says that it was moved."""
+    other = tmp_path / "other"
+    (other / "dog").mkdir(parents=True)
+    shutil.copy(photos / "cat/00.png", other / "dog" / "x.png")
+    with tiny(state) as session:
+        for chunk in open_source(str(other), state=state).chunks:
+            assert [o.new for o in session.take(chunk)] == [True]
+
+
+def test_a_moved_file_with_other_pixels_is_refused(photos, state):
+    move(photos, "cat/00.png", "dog/00.png")
+    learn(photos)
+    (photos / "dog/00.png").write_bytes(png(picture(99)))
+    [refused] = [o for o in learn(photos) if o.error]
+    assert refused.sentence == "dog/00.png was added before with another image: use a new id"
+
+
+def test_a_sample_that_waits_cannot_be_corrected_by_a_move(photos):
+    state = photos.parent / "state"
+    with tiny(state) as session:
+        for chunk in open_source(str(photos), state=state).chunks:
+            session.take(chunk)
+    move(photos, "cat/00.png", "dog/00.png")
+    with tiny(state) as session:
+        outcomes = [o for chunk in open_source(str(photos), state=state).chunks for o in session.take(chunk)]
+    assert [o.name for o in outcomes if o.error] == ["dog/00.png"]
+
+
+def test_an_interrupted_chunk_changes_nothing(photos, state, monkeypatch):
+    before = fingerprint(state)
+    move(photos, "cat/00.png", "dog/00.png")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="full"):
+        patch.setattr("purereplay.live.store.write_whole", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
+        learn(photos)
+    assert fingerprint(state) == before
+    learn(photos)
+    assert corrected(state) == [("cat/00.png", "dog")]
