@@ -413,6 +413,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000, help="of the large state")
     parser.add_argument("--decisions", type=int, default=800, help="on the large state")
     parser.add_argument("--seeds", default="1,2,3", help="of digits, comma-separated")
+    parser.add_argument("--learner", default="spr", help="of digits, as for `learn`")
     parser.add_argument("--folder", type=Path, help="working folder that is kept. (default: a temporary one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -430,7 +431,7 @@ def main() -> None:
             for seed in map(int, arguments.seeds.split(",")):
                 own = folder / secrets.token_hex(4)
                 own.mkdir(parents=True)
-                found.append(digits(own, seed))
+                found.append(digits(own, seed, "--learner", arguments.learner))
                 print(json.dumps(found[-1], indent=2), flush=True)
     text = json.dumps(found, indent=2)
     print(text)

@@ -36,7 +36,7 @@ def cli_audit(tmp_path) -> tuple[Path, Path]:
     from purereplay.live.learn import learn
     from purereplay.live.settings import Wanted
 
-    learn(str(images), tmp_path / "audited", Wanted(overrides=TINY), device="cpu")
+    learn(str(images), tmp_path / "audited", Wanted(learner="spr", overrides=TINY), device="cpu")
     with Store.reading(tmp_path / "audited") as store:
         audit(store, Engine(torch.device("cpu")), tmp_path / "audit.csv")
     return tmp_path / "audit.csv", images

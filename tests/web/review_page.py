@@ -27,7 +27,7 @@ from purereplay.web.app import Subject, make_app
 PORT = 8490
 TOKEN = "the-token"
 ADDRESS = f"http://127.0.0.1:{PORT}"
-CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(path).exists()), None)
+CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(path).exists()), None)
 FLAGS = [
     "--headless",
     "--no-sandbox",

@@ -15,9 +15,21 @@ from purereplay.live.reviewed import log_path
 def call(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["purereplay", *map(str, arguments)])
     capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0), *capsys.readouterr()
+    codes: list[int] = []
+
+    def run() -> None:
+        try:
+            main()
+        except SystemExit as end:
+            codes.append(int(end.code or 0))
+
+    if arguments[0] == "review":  # playwright has an event loop in the main thread
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    else:
+        run()
+    return codes[0], *capsys.readouterr()
 
 
 REFUSED = {

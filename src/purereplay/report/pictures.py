@@ -7,6 +7,7 @@ variables of the page, which has a light and a dark set; files have light colour
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from io import BytesIO, StringIO
 from pathlib import Path
 from textwrap import fill
@@ -27,6 +28,7 @@ from purereplay.evaluate.results import PICTURE, RunDirectory
 # ink, blue, orange and grey; the blue and the orange of Okabe and Ito
 _INK, _BLUE, _ORANGE, _GREY = "#22313f", "#0072b2", "#d55e00", "#9aa5ad"
 SERIES = (_BLUE, _ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_NAME = 60  # characters of a name in a picture
 _MARKS = ("o", "s", "^", "D", "v", "P")
 _VARIABLES = {_INK: "ink", _BLUE: "blue", _ORANGE: "orange", _GREY: "grey"}  # of the report's style sheet
 
@@ -109,7 +111,7 @@ def svg(figure: Figure) -> str:
 def accuracy_figure(groups: dict[str, list[list[float]]]) -> Figure:
     """Accuracy in % after each task, one line per group: mean over its runs, with the spread as a band."""
     figure, axes = _figure(5.4, 3.2)
-    for i, (name, runs) in enumerate(groups.items()):
+    for i, (name, runs) in enumerate(zip(_short_names(groups), groups.values(), strict=True)):
         n_tasks = min(len(run) for run in runs)
         values = 100 * np.array([run[:n_tasks] for run in runs])
         mean, at = values.mean(0), np.arange(1, n_tasks + 1)
@@ -187,17 +189,22 @@ def times_figure(groups: dict[str, dict[str, float]]) -> Figure:
         widths = np.array([seconds.get(phase, 0.0) for seconds in groups.values()])
         axes.barh(np.arange(len(groups)), widths, left=left, color=SERIES[i % len(SERIES)], label=phase)
         left += widths
-    axes.set_yticks(np.arange(len(groups)), [fill(name, 34) for name in groups], fontsize=8)
+    axes.set_yticks(np.arange(len(groups)), [fill(name, 34) for name in _short_names(groups)], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     tidy(axes, legend=False)
-    figure.legend(loc="outside upper right", ncols=len(phases), frameon=False, fontsize=8, labelcolor=_INK)
+    figure.legend(loc="outside upper right", ncols=4, frameon=False, fontsize=8, labelcolor=_INK)
     return figure
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
+
+
+def _short_names(names: Iterable[str]) -> list[str]:
+    """Return names that fit into a picture; those that are cut have a number."""
+    return [name if len(name) <= _NAME else f"{name[: _NAME - 6]}… ({i})" for i, name in enumerate(names, 1)]
 
 
 def _name_labels(axes: Axes, names: list[str]) -> None:
