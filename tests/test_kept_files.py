@@ -52,6 +52,16 @@ def saved_settings(state: Path) -> dict:
     return json.loads(text)
 
 
+def test_a_dry_run_does_not_upgrade_a_state(kept, tmp_path):
+    before = {path.name: path.read_bytes() for path in (kept / "state").iterdir() if path.suffix == ".sqlite"}
+    folder = tmp_path / "more" / "a"
+    folder.mkdir(parents=True)
+    with Store.reading(kept / "state", upgrade=False) as store:
+        assert store.n_samples
+    after = {path.name: path.read_bytes() for path in (kept / "state").iterdir() if path.suffix == ".sqlite"}
+    assert after == before and not (kept / "state" / "state.mark").exists()
+
+
 def test_a_state_is_read(kept, tmp_path):
     with Store.reading(kept / "state") as store:
         found, settings = status(store), store.settings

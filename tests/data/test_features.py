@@ -357,8 +357,8 @@ def test_the_place_of_the_scores_is_checked_before_anything_is_computed(tmp_path
         ("b.txt", "its suffix must be one of"),
         ("no/where/b.csv", "does not exist"),
         ("folder.csv", "it is a folder"),
-        ("a.csv", "holds the features"),
-        ("link.csv", "holds the features"),
+        ("a.csv", "holds features"),
+        ("link.csv", "holds features"),
     ):
         with pytest.raises(UserError, match=words):
             check_destination(tmp_path / name, source)

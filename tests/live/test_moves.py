@@ -110,6 +110,25 @@ def test_another_folder_with_the_same_image_is_no_move(photos, state, tmp_path):
             assert [o.new for o in session.take(chunk)] == [True]
 
 
+def test_labels_of_a_second_folder_are_no_corrections_of_the_first(photos, state, tmp_path):
+    """Two people labelled the same images, in two folders: a file is not moved while the first folder is there."""
+    (tmp_path / "second").mkdir()
+    shutil.copytree(photos, tmp_path / "second" / "photos")
+    shutil.copytree(state, tmp_path / "second" / "state")
+    move(tmp_path / "second" / "photos", "cat/00.png", "dog/00.png")
+    outcomes = {o.name: o for o in learn(tmp_path / "second" / "photos")}
+    assert not any(o.corrected for o in outcomes.values()) and outcomes["dog/00.png"].new
+    assert corrected(tmp_path / "second" / "state") == []
+
+
+def test_a_folder_that_was_moved_as_a_whole_is_still_that_of_the_state(photos, state, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    photos.rename(tmp_path / "elsewhere" / "photos")
+    state.rename(tmp_path / "elsewhere" / "state")
+    move(tmp_path / "elsewhere" / "photos", "cat/00.png", "dog/00.png")
+    assert sum(o.corrected for o in learn(tmp_path / "elsewhere" / "photos")) == 1
+
+
 def test_a_moved_file_with_other_pixels_is_refused(photos, state):
     move(photos, "cat/00.png", "dog/00.png")
     learn(photos)

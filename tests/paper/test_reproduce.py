@@ -123,6 +123,15 @@ def test_unknown_names_are_refused():
         ask("table9")
 
 
+def test_patterns_and_sources_that_name_nothing_are_refused(tmp_path):
+    for options, error in (
+        (["--cells", "nosuch/*"], "matches no cell"),
+        (["--sources", str(tmp_path / "typo")], "typo, which does not exist"),
+    ):
+        done = CliRunner().invoke(app, ["reproduce", "table1", "--dry-run", "--store", str(tmp_path / "s"), *options])
+        assert isinstance(done.exception, UserError) and error in str(done.exception)
+
+
 # ---------------------------------------------------------------- tables as text
 
 
@@ -174,7 +183,7 @@ def call(*arguments: str, code: int = 0) -> str:
 
 
 def test_missing_runs_are_computed_once_and_shown(digits, tmp_path):
-    store = ["--store", str(tmp_path / "s"), "--sources", str(tmp_path / "none"), "--device", "cpu"]
+    store = ["--store", str(tmp_path / "s"), "--sources", "", "--device", "cpu"]
     small = [*store, "--budget", "0.0005", "--seeds", "1,2"]
     assert "all" in call("--list", *store)
     planned = call("all", "--dry-run", *small)

@@ -47,21 +47,21 @@ def test_label_by_label_gives_the_bits_of_the_whole_table(tmp_path, text):
     parts = parquet_parts(make(tmp_path / "in", text=text, ids=True))
     assert [p.first_row for p in parts] == [0, 100, 200]
     table = read_parts(parts, Choice())
-    local = SelfCenteredFilter(seed=5, block_size=40).fit(table.features, table.labels)
+    local = SelfCenteredFilter(seed=5, block_size=40, prepare="none").fit(table.features, table.labels)
     far = by_label(parts, local.get_params())
     assert np.array_equal(far["row"], np.arange(300)) and far["label"].tolist() == table.labels.tolist()
     assert np.array_equal(far["clean_probability"], local.clean_probability_)
     assert np.array_equal(far["centrality"], local.centrality_) and np.array_equal(far["selected"], local.select())
     assert far["id"].tolist() == table.ids
-    other = SelfCenteredFilter(seed=6, block_size=40).fit(table.features, table.labels)
+    other = SelfCenteredFilter(seed=6, block_size=40, prepare="none").fit(table.features, table.labels)
     assert not np.array_equal(far["clean_probability"], other.clean_probability_)
 
 
 def test_a_folder_is_filtered_as_one_table(tmp_path):
     make(tmp_path / "in")
-    filter_file(tmp_path / "in", tmp_path / "scores.parquet", SelfCenteredFilter(seed=5))
+    filter_file(tmp_path / "in", tmp_path / "scores.parquet", SelfCenteredFilter(seed=5, prepare="none"))
     found = pq.read_table(tmp_path / "scores.parquet")
-    far = by_label(parquet_parts(tmp_path / "in"), SelfCenteredFilter(seed=5).get_params())
+    far = by_label(parquet_parts(tmp_path / "in"), SelfCenteredFilter(seed=5, prepare="none").get_params())
     assert np.array_equal(found["clean_probability"].to_numpy(), far["clean_probability"])
     assert found["row"].to_pylist() == list(range(300))
 
@@ -78,6 +78,10 @@ def test_what_cannot_be_filtered_is_named(tmp_path):
         parquet_parts(folder)
     with pytest.raises(UserError, match="is not a folder: --cluster filters a folder"):
         filter_folder(folder / "part-1.parquet", tmp_path / "out", SelfCenteredFilter(), "ray")
+    with pytest.raises(UserError, match="add --prepare none"):
+        filter_folder(make(tmp_path / "whole"), tmp_path / "out", SelfCenteredFilter(), "ray")
+    with pytest.raises(UserError, match=r"part-1\.parquet holds features: choose another file"):
+        filter_file(tmp_path / "whole", tmp_path / "whole" / "part-1.parquet", SelfCenteredFilter())
     with pytest.raises(UserError, match="must be all whole numbers or all text"):
         folders._plain_labels(Path("a"), np.array([1, "b"], object))
 
@@ -94,14 +98,19 @@ def test_a_real_cluster_gives_the_same_scores(tmp_path):
     cluster.add_node(**node)
     try:
         source = make(tmp_path / "in", n=6000, n_files=6)
-        filter_folder(source, tmp_path / "out", SelfCenteredFilter(seed=5), f"ray={cluster.address}")
+        filter_folder(source, tmp_path / "out", SelfCenteredFilter(seed=5, prepare="none"), f"ray={cluster.address}")
         with pytest.raises(UserError, match="exists already"):
-            filter_folder(source, tmp_path / "out", SelfCenteredFilter(seed=5), f"ray={cluster.address}")
+            filter_folder(
+                source, tmp_path / "out", SelfCenteredFilter(seed=5, prepare="none"), f"ray={cluster.address}"
+            )
     finally:
         ray.shutdown()
         cluster.shutdown()
     table = read_parts(parquet_parts(source), Choice())
-    local, found = SelfCenteredFilter(seed=5).fit(table.features, table.labels), pq.read_table(tmp_path / "out")
+    local, found = (
+        SelfCenteredFilter(seed=5, prepare="none").fit(table.features, table.labels),
+        pq.read_table(tmp_path / "out"),
+    )
     assert found["row"].to_pylist() == list(range(6000))
     assert np.array_equal(found["clean_probability"].to_numpy(), local.clean_probability_)
     assert np.array_equal(found["selected"].to_numpy(), local.select())

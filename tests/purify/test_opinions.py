@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from purereplay.errors import InputError
-from purereplay.purify.opinions import FeatureMap, Model, choose_model, judge_labels, posterior
+from purereplay.purify.opinions import IMAGE_KINDS, FeatureMap, Model, choose_model, judge_labels, posterior
 from purereplay.purify.opinions import members as members_module
 from purereplay.purify.opinions.forest import Forest
 from purereplay.purify.opinions.members import KINDS, fit_members
@@ -227,6 +227,24 @@ def test_wrong_labels_are_found_and_their_share_is_told():
     assert np.isclose(by_class, found.noise.overall.rate * 500)
 
 
+@pytest.mark.parametrize("n", [100, 225])
+def test_wrong_labels_of_few_images_are_found(n):
+    """As many directions as images would tell the label of the image that is left out."""
+    y, rng = load_digits().target, np.random.default_rng(n)
+    rows = rng.permutation(len(y))[:n]
+    images = torch.from_numpy(np.uint8(load_digits().images[rows] * 15))[:, None]
+    labels = np.where(rng.random(n) < 0.3, (y[rows] + rng.integers(1, 10, n)) % 10, y[rows]).astype(np.int64)
+    found = judge_labels(FeatureMap.fit(images).transform(images), labels, 10, kinds=IMAGE_KINDS)
+    assert roc_auc_score(labels == y[rows], found.clean_probability) > 0.95
+    assert abs(found.noise.overall.rate - (labels != y[rows]).mean()) < 0.1
+
+
+def test_features_that_say_nothing_leave_the_noise_open():
+    labels = np.random.default_rng(0).integers(0, 2, 60)
+    found = judge_labels(np.zeros((60, 4), np.float32), labels, 2)
+    assert found.accepted.all() and found.noise.overall.high > 0.1 and found.clean_probability.max() < 0.999
+
+
 def test_clean_data_stays_whole():
     features, given, _ = digits(500, 0.0)
     found = judge_labels(features, given, 10)
@@ -335,7 +353,7 @@ def test_a_map_of_images_is_fitted_on_some_and_applied_in_any_pieces():
     images = torch.randint(0, 256, (70, 3, 12, 9), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     fitted = FeatureMap.fit(images[:40], seed=1)
     whole = fitted.transform(images)
-    assert whole.shape == (70, 39) and fitted.n_fitted == 40 and fitted.is_for_images
+    assert whole.shape == (70, 13) and fitted.n_fitted == 40 and fitted.is_for_images
     np.testing.assert_allclose(
         np.concatenate([fitted.transform(images[:33]), fitted.transform(images[33:])]), whole, atol=1e-5
     )

@@ -290,7 +290,7 @@ def filter_(
 
         purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
 
-        purereplay filter features --cluster ray=ADDRESS --out scores
+        purereplay filter features --cluster ray=ADDRESS --prepare none --out scores
     """
     from purereplay.purify.filter import SelfCenteredFilter
     from purereplay.report.filtering import filter_file, filter_folder

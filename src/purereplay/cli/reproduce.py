@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from purereplay.evaluate.store import Store
     from purereplay.paper.reproduce import Wanted
 
+_SOURCES = "results"
+
 
 @app.command()
 def reproduce(
@@ -44,7 +46,7 @@ def reproduce(
     ),
     sources: Annotated[
         str, typer.Option(help="Other results that count, separated by commas: files, run folders, stores.")
-    ] = "results",
+    ] = _SOURCES,
     out: Annotated[Path | None, typer.Option(help="Folder for the tables and figures. (default: the store)")] = None,
     form: Annotated[str, typer.Option("--format", help="Of tables: text, markdown, csv or latex.")] = "text",
     features_file: Annotated[
@@ -83,7 +85,12 @@ def reproduce(
     choice = Choice(budget, "cpu" if far else device, precision, *_features(features_file), evaluate)
     patterns = [] if cells is None else [p.strip() for p in cells.split(",")]
     ask = wanted(names or [], patterns, _seeds(seeds), choice)
-    kept = Store(store, [Path(s.strip()) for s in sources.split(",") if s.strip()])
+    if patterns and not any(ask.cells(table) for table in ask.tables) and not ask.figures:
+        raise UserError(f"--cells {cells!r} matches no cell: patterns look like 'mnist/SPR' or 'cifar10/*'.")
+    others = [Path(s.strip()) for s in sources.split(",") if s.strip()]
+    if missing := [path for path in others if sources != _SOURCES and not path.exists()]:
+        raise UserError(f"--sources names {missing[0]}, which does not exist.")
+    kept = Store(store, others)
     if dry_run:
         _show_plan(ask, kept, group_size)
     elif list_ or not names:

@@ -305,7 +305,9 @@ def datasets() -> None:
 
 @app.command()
 def settings(
-    learner: Annotated[str, typer.Argument(help=f"Learner: {', '.join(names())}.")] = "spr",
+    learner: Annotated[
+        str, typer.Argument(help=f"Learner: {', '.join(names())}; full-memory, the default of `learn`.")
+    ] = "spr",
     preset: Annotated[str | None, typer.Option(help="Show the values of this preset.")] = None,
 ) -> None:
     """List every setting of a learner: default, unit, meaning, and its source in the paper or the released code.
@@ -318,10 +320,15 @@ def settings(
 
         purereplay settings spr --preset paper
     """
+    from purereplay.learners.full_memory import NAME as FULL_MEMORY
     from purereplay.learners.registry import entry
     from purereplay.learners.settings import preset_values
+    from purereplay.report.live import show_memory_settings
     from purereplay.report.runs import show_settings
 
+    if learner == FULL_MEMORY:
+        show_memory_settings()
+        return
     found = entry(learner)
     if preset is not None:
         preset_values(found.settings, preset)  # an unknown preset is an error

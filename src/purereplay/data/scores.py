@@ -24,8 +24,9 @@ def check_destination(path: Path, source: Path) -> None:
         raise UserError(f"{path} cannot be written: the folder {path.parent} does not exist.")
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
-    if path.exists() and source.exists() and path.samefile(source):
-        raise UserError(f"{path} holds the features: choose another file for the scores.")
+    sources = source.iterdir() if source.is_dir() else [source]
+    if path.exists() and any(one.exists() and path.samefile(one) for one in sources):
+        raise UserError(f"{path} holds features: choose another file for the scores.")
     if path.suffix.lower() == ".parquet":
         pyarrow_for(path)
 

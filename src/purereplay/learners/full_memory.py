@@ -2,7 +2,7 @@
 
 `FullMemory` has the interface of `RecordedLearner`, for the scikit-learn interface. A revision judges the first n
 samples together by `purify.opinions` and fits a classifier. It is a pure function of these samples and the seed, so
-neither the pieces of a stream nor interrupts matter. Revisions come at 100 samples, 150, 225 and so on, so the work per
+neither the pieces of a stream nor interrupts matter. Revisions come at 20 samples, 30, 45 and so on, so the work per
 sample is bounded. `flush` asks for one of all samples.
 """
 
@@ -26,7 +26,7 @@ from purereplay.purify.noise_rate import NoiseRate, wilson
 from purereplay.purify.opinions import IMAGE_KINDS, FeatureMap, Model, NoiseTable, choose_model, judge_labels
 
 NAME = "full-memory"
-FIRST = 100  # samples at the first revision
+FIRST = 20  # samples at the first revision
 GROWTH = 1.5  # factor between the numbers of samples at revisions
 
 

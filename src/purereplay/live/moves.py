@@ -1,7 +1,8 @@
 """Files that a person moved to the folder of another label: the same sample with a corrected label, found by content.
 
 A new file is a moved one if its pixels are those of a sample whose own file is gone, and if it has the name of that
-file or lies in the folder of this state's images. A copy beside the original is a second sample.
+file or lies in the folder of this state's images. A copy beside the original is a second sample, and so is a copy in
+another folder of images while the first one exists.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from purereplay.live.images import Pixels
 from purereplay.live.items import Item, Refused
 from purereplay.live.store import Store
 
+_ROOT = "root"  # fact: the folder that the first file of this state was in
 _N_FILES = 100  # files of the state that are searched for in a folder
 
 
@@ -34,6 +36,8 @@ class Moves:
             if row.pixels.tobytes() != pixels.tobytes():
                 raise Refused("was added before with another image: use a new id")
             return int(moved[0])
+        if not self._is_own(item.root):
+            return None
         own = self.store.one("SELECT position FROM samples WHERE id = ?", [item.id])
         if own is not None:
             elsewhere = self._path(own[0])
@@ -44,8 +48,10 @@ class Moves:
                 return position
         return None
 
-    def added(self, position: int, pixels: Pixels) -> None:
-        """Remember the content of a new sample."""
+    def added(self, position: int, pixels: Pixels, root: Path | None) -> None:
+        """Remember the content of a new sample, and the folder of the first one; call within a transaction."""
+        if root is not None and self.store.fact(_ROOT) is None:
+            self.store.write_fact(_ROOT, str(root.resolve()))
         if self._contents is not None:
             self._contents.setdefault(_digest(pixels.tobytes()), []).append(position)
 
@@ -57,6 +63,11 @@ class Moves:
         [own] = self.store.one("SELECT id FROM samples WHERE position = ?", [position])
         if identity != own and (before is None or before[1] != identity):
             self.store.insert("moves", [(position, identity)])
+
+    def _is_own(self, root: Path) -> bool:
+        """Return whether a folder is that of this state's images, or stands for it since that one is gone."""
+        known = self.store.fact(_ROOT)
+        return known is None or known == str(root.resolve()) or not Path(known).exists()
 
     def _path(self, position: int) -> str:
         """Return where the file of a sample was seen last."""

@@ -105,7 +105,7 @@ def _existing(state: Path, wanted: Wanted) -> tuple[NewSettings | StateSettings,
     """Return the settings and the ids of a state; those of a new one if there is none."""
     if not (state / DATABASE).exists():
         return new_settings(wanted), set()
-    with Store.reading(state) as store:
+    with Store.reading(state, upgrade=False) as store:
         check_same(store.settings, wanted, state)
         return store.settings, {name for (name,) in store.query("SELECT id FROM samples UNION SELECT id FROM moves")}
 

@@ -103,7 +103,7 @@ class Session:
             if position is None:
                 new = self.store.add(offer.id, offer.label, pixels)
                 if new:
-                    self.moves.added(self.store.n_samples - 1, pixels)
+                    self.moves.added(self.store.n_samples - 1, pixels, offer.root)
                 return Outcome(offer.id, offer.line, new=new)
             changed = self.store.label_of(position) != offer.label
             if changed:

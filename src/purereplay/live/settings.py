@@ -230,6 +230,11 @@ def _defaults(cls: type[Options]) -> dict[str, Any]:
 
 def _parsed(wanted: Wanted, learner: str) -> dict[str, Any]:
     cls = _options_class(learner)
+    others = {f.name for f in fields(own_data.settings_class("pure-replay"))} - {f.name for f in fields(cls)}
+    if learner == FULL_MEMORY and (foreign := [name for name in wanted.overrides if name in others]):
+        raise UserError(
+            f"The setting {foreign[0]} belongs to other learners than full-memory: add --learner spr, or leave it out."
+        )
     return {name: parse(cls, name, text) for name, text in wanted.overrides.items()}
 
 

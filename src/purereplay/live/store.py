@@ -134,13 +134,16 @@ class Store:
 
     @classmethod
     @contextmanager
-    def reading(cls, folder: Path) -> Iterator[Store]:
-        """Open a state for reading; any number of processes may, also while another one writes."""
+    def reading(cls, folder: Path, *, upgrade: bool = True) -> Iterator[Store]:
+        """Open a state for reading; any number of processes may, also while another one writes.
+
+        A state of an older version is upgraded if `upgrade` is set and it can be written; otherwise a copy is.
+        """
         path = folder / DATABASE
         with ExitStack() as stack:
             database = stack.enter_context(_checked(folder))
             if schema.version_of(database, path) < schema.VERSION:
-                if _is_writable(folder) and _is_writable(path):
+                if upgrade and _is_writable(folder) and _is_writable(path):
                     with cls.writing(folder, None):
                         pass  # opening it upgrades it
                 else:

@@ -15,7 +15,6 @@ from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_destination, write_scores
 from purereplay.data.text import printable
 from purereplay.errors import UserError
-from purereplay.evaluate.ray_cluster import connected
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
 from purereplay.purify.folders import Choice, filter_on_ray, parquet_parts, read_parts
@@ -90,6 +89,12 @@ def filter_folder(
     if not source.is_dir():
         raise UserError(f"{source} is not a folder: --cluster filters a folder of parquet files.")
     parts = parquet_parts(source)
+    if sample_filter.prepare != "none":
+        raise UserError(
+            "--cluster scores each label by itself, and prepared features need all samples: add --prepare none."
+        )
+    from purereplay.evaluate.ray_cluster import connected
+
     ray = connected(cluster)
     started = time.monotonic()
     n = sum(part.n for part in parts)

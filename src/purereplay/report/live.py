@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +26,7 @@ from purereplay.live.audit import Audited
 from purereplay.live.full_memory import Judged
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
+from purereplay.live.memory_settings import FullMemorySettings
 from purereplay.live.plan import Plan
 from purereplay.live.predict import Prediction
 from purereplay.live.shapes import Chosen
@@ -168,6 +170,16 @@ def show_learned(state: Path, done: LearnProgress) -> None:
     elif done.n_scored:
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
         out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
+
+
+def show_memory_settings() -> None:
+    """Print the settings of the learner full-memory."""
+    table = Table("setting", "default", "unit", "meaning", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for f in fields(FullMemorySettings):
+        table.add_row(f.name, f"{f.default:,}", f.metadata["unit"], f.metadata["meaning"])
+    out.print("[bold]full-memory[/bold]: every sample of a state is remembered, judged again and teaches")
+    out.print(table)
+    out.print("Change a setting of a new state with `learn --set NAME=VALUE`.")
 
 
 def show_review(state: Path) -> None:
