@@ -204,7 +204,7 @@ BUFFERED = ("spr", pure_replay.ENTRY.name)
 LEARNERS = (*BUFFERED, full_memory.NAME)
 
 
-@pytest.mark.parametrize(("learner", "every"), [("spr", 16), (pure_replay.ENTRY.name, 40), (full_memory.NAME, 20)])
+@pytest.mark.parametrize(("learner", "every"), [("spr", 16), (pure_replay.ENTRY.name, 40), (full_memory.NAME, 100)])
 def test_an_interrupt_at_any_line_of_the_bookkeeping_changes_nothing(learner, every):
     for n in moments(learner, BOOKKEEPING)[::every]:
         check(learner, n)

@@ -283,8 +283,8 @@ def test_corrections_of_the_worst_labels_do_not_make_the_classifier_worse():
     test = FeatureMap.fit(X[np.random.default_rng(0).permutation(len(X))[:500]]).transform(X)
     labels, trusted, accuracy = given.copy(), np.zeros(500, bool), []
     for _ in range(3):
-        found = judge_labels(features, labels, 10, trusted=trusted, given=given)
-        model = choose_model(features, labels, found.clean_probability, 10)
+        found = judge_labels(features, labels, 10, trusted=trusted, given=given, kinds=IMAGE_KINDS)
+        model = choose_model(features, labels, found.clean_probability, 10, kinds=IMAGE_KINDS)
         accuracy.append((model.predict_proba(test).argmax(1) == y).mean())
         worst = np.argsort(np.where(trusted, 2, found.clean_probability))[:80]
         trusted[worst], labels[worst] = True, true[worst]
