@@ -58,6 +58,10 @@ SMALL_STEM = "cifar10-symmetric-0.4-budget-0.02-small-stem/*.json"
 MNIST_ACCURACY = BesidePaper(files=MNIST, dataset="mnist")
 MNIST_FILTERS = BesidePaper(files=MNIST, dataset="mnist", name="filtering_e5")
 MNIST_FILTERS_20 = BesidePaper(files="mnist-filters.jsonl", dataset="mnist", name="filtering_e20")
+MNIST_APPENDIX = {
+    name: BesidePaper(files=f"{MNIST} mnist-appendix.jsonl", dataset="mnist", name=name)
+    for name in ("half_buffer", "double_buffer", "episode_b", "episode_c")
+}
 CIFAR10_FULL = "cifar10-symmetric-0.4-full/*.json"
 CIFAR10_ACCURACY = BesidePaper(files=f"{CIFAR10_FULL} cifar10-baselines.jsonl", dataset="cifar10")
 CIFAR10_FILTERS = BesidePaper(files=CIFAR10_FULL, dataset="cifar10", name="filtering_e5")
@@ -206,6 +210,10 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
             "accuracy, CIFAR-10": CIFAR10_ACCURACY,
             "filtered noise with 5 graphs, MNIST": MNIST_FILTERS,
             "filtered noise with 20 graphs, MNIST": MNIST_FILTERS_20,
+            "half the buffer, MNIST": MNIST_APPENDIX["half_buffer"],
+            "twice the buffer, MNIST": MNIST_APPENDIX["double_buffer"],
+            "episode B, MNIST": MNIST_APPENDIX["episode_b"],
+            "episode C, MNIST": MNIST_APPENDIX["episode_c"],
             "filtered noise with 5 graphs, CIFAR-10": CIFAR10_FILTERS,
         }
     ),
@@ -302,6 +310,7 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
     ),
     # docs/experiments/filters.md
     "mnist-filters-20": MNIST_FILTERS_20,
+    **{f"mnist-{name.replace('_', '-')}": table for name, table in MNIST_APPENDIX.items()},
     "mnist-graphs": Table(
         head="filtered noise, %",
         rows={
