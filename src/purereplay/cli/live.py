@@ -18,7 +18,11 @@ State = Annotated[Path, typer.Option("--state", help="State folder, created by `
 @app.command()
 def learn(
     data: Annotated[
-        str, typer.Argument(help="A folder label/name.png, a CSV or JSONL list of path and label, or - for a pipe.")
+        str,
+        typer.Argument(
+            help="A folder label/name.png, a CSV or JSONL list of path and label, Parquet or tar files, a folder saved "
+            "by Hugging Face `datasets`, or - for a pipe."
+        ),
     ],
     state: Annotated[Path, typer.Option("--state", help="State folder; created if it does not exist.")],
     follow: Annotated[bool, typer.Option("--follow", help="Keep watching the folder until Ctrl-C.")] = False,
@@ -73,6 +77,8 @@ def learn(
         purereplay learn photos --state state
 
         purereplay learn labels.csv --state state --size 32
+
+        purereplay learn 'shards/train-*.tar' --state state
 
         camera | purereplay learn - --state state > answers.jsonl
     """

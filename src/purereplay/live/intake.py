@@ -1,8 +1,8 @@
-"""The source of samples that the command line names: a folder, a list of files, or a pipe."""
+"""The source of samples that the command line names: a folder, a list of files, tables, tar files, or a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,10 @@ from purereplay.live.folders import ImageFolder
 from purereplay.live.items import Chunks, Offer, in_chunks
 from purereplay.live.lists import read_csv, read_jsonl, readable
 from purereplay.live.pipe import piped
+from purereplay.live.shards import is_shard, read_shards
+from purereplay.live.tables import is_saved_dataset, parquet_files, read_parquet_images, read_saved_dataset
+
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 
 class Source(NamedTuple):
@@ -41,28 +45,85 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
             pipe = open(0, "rb", closefd=False)  # noqa: SIM115
         return Source(piped(pipe, root or Path()), None, ends=False)
     if path.is_dir():
-        folder = ImageFolder(path, state)
+        packed = _packed(path, state)
+        if packed is None:
+            return _open_folder(path, state, follow=follow)
         if follow:
-            return Source(folder.follow(), None, ends=False, first=folder.listing())
-        found = folder.listing()
-        if not found:
-            raise UserError(f"{path} holds no images: put them into one subfolder per label, label/name.png.")
-        return Source(in_chunks(iter(found)), len(found), ends=True, first=found)
+            raise UserError(f"--follow watches a folder of images; {path} holds tables or tar files.")
+        return _stream(path, *packed)
     if not path.exists():
+        if found := _matching(path):
+            return _stream(path, *_open_files(found))
         raise UserError(f"{path} does not exist.")
     if not path.is_file():
         raise UserError(f"{path} is not a regular file: save the list as a file first, or use a pipe with -.")
     if path.suffix.lower() == ".csv":
-        offers, total = read_csv(path, root or path.parent), _n_lines(path) - 1
-    elif path.suffix.lower() in (".jsonl", ".ndjson"):
-        offers, total = read_jsonl(path, root or path.parent), _n_lines(path)
-    else:
-        raise UserError(f"{path} is neither a folder nor a .csv or .jsonl file.")
+        return _stream(path, read_csv(path, root or path.parent), _n_lines(path) - 1)
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        return _stream(path, read_jsonl(path, root or path.parent), _n_lines(path))
+    return _stream(path, *_open_files([path]))
+
+
+def _open_folder(path: Path, state: Path, *, follow: bool) -> Source:
+    folder = ImageFolder(path, state)
+    labels = _subfolders(path, state)
+    if labels and set(map(str.lower, labels)) <= _SPLITS:
+        raise UserError(
+            f"{path} holds {' and '.join(labels)}, which are parts of a dataset and not labels: name one of them, "
+            f"as in {path / labels[0]}."
+        )
+    if follow:
+        return Source(folder.follow(), None, ends=False, first=folder.listing())
+    found = folder.listing()
+    if not found:
+        raise UserError(f"{path} holds no images: put them into one subfolder per label, label/name.png.")
+    return Source(in_chunks(iter(found)), len(found), ends=True, first=found)
+
+
+def _stream(path: Path, offers: Iterator[Offer], total: int | None) -> Source:
+    """Return samples that are read one after another; the first ones are read now, before a state is created."""
     chunks = in_chunks(offers)
-    first = next(chunks, None)  # read now, before a state is created
+    first = next(chunks, None)
     if first is None:
         raise UserError(f"{path} lists no samples.")
     return Source(chain([first], chunks), total, ends=True, first=first)
+
+
+def _packed(folder: Path, state: Path) -> tuple[Iterator[Offer], int | None] | None:
+    """Open the tables or tar files of a folder; None if it is a folder of images."""
+    if is_saved_dataset(folder):
+        return read_saved_dataset(folder)
+    below = _subfolders(folder, state)
+    if below == ["data"] and (found := parquet_files(folder / "data")):
+        return read_parquet_images(found)
+    if below:
+        return None
+    if found := parquet_files(folder):
+        return read_parquet_images(found)
+    shards = sorted(path for path in folder.iterdir() if is_shard(path) and not path.name.startswith("."))
+    return (read_shards(shards), None) if shards else None
+
+
+def _subfolders(folder: Path, state: Path) -> list[str]:
+    with readable(folder):
+        found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        return sorted(path.name for path in found if path.resolve() != state.resolve())
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Return the files that a pattern such as data/train-*.parquet names."""
+    if not any(mark in pattern.name for mark in "*?["):
+        return []
+    with readable(pattern.parent):
+        return sorted(path for path in pattern.parent.glob(pattern.name) if path.is_file())
+
+
+def _open_files(paths: list[Path]) -> tuple[Iterator[Offer], int | None]:
+    if all(path.suffix.lower() == ".parquet" for path in paths):
+        return read_parquet_images(paths)
+    if all(map(is_shard, paths)):
+        return read_shards(paths), None
+    raise UserError(f"{paths[0]} is neither a folder nor a .csv, .jsonl, .parquet or .tar file.")
 
 
 def _n_lines(path: Path) -> int:

@@ -59,7 +59,9 @@ def plan(data: str, state: Path, wanted: Wanted, *, root: Path | None = None) ->
     if data == "-":
         raise UserError("--dry-run needs a folder or a list: a pipe cannot be read twice.")
     source = open_source(data, state=state, root=root)
-    offers = list(source.first) if source.total == len(source.first) else [o for some in source.chunks for o in some]
+    offers = list(source.first)
+    if source.total != len(source.first):
+        offers = [offer for k, some in enumerate(source.chunks) for offer in (map(_light, some) if k else some)]
     items = [offer for offer in offers if isinstance(offer, Item)]
     have, known = _existing(state, wanted)
     chosen, settings = _shape(have, source.first)
@@ -96,6 +98,11 @@ def expensive(settings: StateSettings, seconds: float | None) -> list[str]:
     return found
 
 
+def _light(offer: Offer) -> Offer:
+    """Return an item without the bytes of its image, which would not fit into memory for all items."""
+    return offer._replace(image=b"") if isinstance(offer, Item) and isinstance(offer.image, bytes) else offer
+
+
 def estimate(offers: Sequence[Offer], settings: StateSettings, n_new: int, n_all: int) -> float | None:
     """Return the seconds that `n_new` of the offers take, of `n_all` samples; None if unknown."""
     return _seconds([offer for offer in offers if isinstance(offer, Item)], settings, n_new, n_all)
@@ -125,6 +132,7 @@ def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: 
     if isinstance(settings.options, SprSettings) or not items:
         return None
     began, images = time.perf_counter(), list[Pixels]()
+    items = [item for item in items if item.image]
     some = items[:: max(1, len(items) // _TRIAL)][:_TRIAL]
     for item in some:
         try:
