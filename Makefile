@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-fast test-slow test-gpu wheel bench tables picture docs clean help
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-imports check format test-fast test-slow test-gpu wheel bench tables picture notebooks docs clean help
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -71,6 +71,9 @@ tables: $(READY)  ## generate the documents' tables from results/, and settings 
 picture: $(READY)  ## draw docs/architecture.svg and docs/pure-replay.svg
 	@$(BIN)/python docs/architecture.py
 	@$(BIN)/python docs/pure_replay_picture.py
+
+notebooks: $(READY)  ## execute the notebooks and store their outputs
+	@$(BIN)/python docs/notebooks.py
 
 docs: $(READY) $(DOCS_READY)  ## the documentation site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
