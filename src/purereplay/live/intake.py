@@ -21,6 +21,7 @@ class Source(NamedTuple):
     total: int | None  # number of items; None: unknown
     ends: bool  # whether all items are available now
     first: Sequence[Offer] = ()  # items that can be looked at before any is added: all of a folder, some of a list
+    others: Sequence[str] = ()  # files of a folder that are skipped, since they are no images
 
 
 def open_source(data: str, *, state: Path, root: Path | None = None, follow: bool = False) -> Source:
@@ -47,7 +48,7 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
         found = folder.listing()
         if not found:
             raise UserError(f"{path} holds no images: put them into one subfolder per label, label/name.png.")
-        return Source(in_chunks(iter(found)), len(found), ends=True, first=found)
+        return Source(in_chunks(iter(found)), len(found), ends=True, first=found, others=folder.others)
     if not path.exists():
         raise UserError(f"{path} does not exist.")
     if not path.is_file():
