@@ -214,6 +214,23 @@ def _flat(parts: list[dict[str, float]]) -> str:
     return f"{min(times):.0f} to {max(times):.0f} ms per sample, {min(memory):.0f} to {max(memory):.0f} MiB"
 
 
+def network() -> list[str]:
+    """Return the result of benchmarks/network_opinion.py."""
+    kept = json.loads((RESULTS.parent / "network-opinion.json").read_text())
+    heads = ["network", "accuracy, points", "AUROC, points", "times the processor time", "seconds, at most"]
+    lines = [heads, ["---"] * len(heads)]
+    for name in ("64 units", "100 units"):
+        more = [
+            np.mean([100 * (own[name][m] - own["none"][m]) for own in kept.values()]) for m in ("accuracy", "auroc")
+        ]
+        times = [own[name]["cpu_seconds"] / own["none"]["cpu_seconds"] for own in kept.values()]
+        most = max(own[name]["cpu_seconds"] for own in kept.values())
+        lines.append(
+            [name, *(f"{value:+.1f}" for value in more), f"{min(times):.1f} to {max(times):.1f}", f"{most:.0f}"]
+        )
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
 def draw(results: Results) -> None:
     """Draw the reliability curve: share of right labels by clean probability, by kind of data."""
     plt.rcParams |= {"font.family": "DejaVu Sans", "svg.hashsalt": "reliability", "svg.fonttype": "path"}
@@ -249,6 +266,7 @@ def written(text: str, results: Results) -> str:
         "noise": noise(results),
         "summary": summary(results),
         "demands": demands(results),
+        "network": network(),
     }
     for name, lines in parts.items():
         pattern = rf"(<!-- part: {name} -->\n).*?(<!-- end -->)"

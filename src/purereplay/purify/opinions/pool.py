@@ -76,10 +76,8 @@ def fit_pool(
     scales = np.array([max(float(own.std()), 1e-9) if _knows(own, labels) else _SILENT for own in scores])
     inputs = [own / scale for own, scale in zip(scores, scales, strict=True)]
     problem = _Problem(inputs, labels, trusted, noise, given)
-    if noise is not None:
-        values = problem.improve(problem.start(_FIRST_RATE), 0.0, _STEPS)
-    else:
-        values = _fit_all(problem)
+    is_known = noise is not None
+    values = problem.improve(problem.start(_FIRST_RATE), 0.0, _STEPS) if is_known else _fit_all(problem)
     assert problem.known is not None
     weights, correction, bias, _ = problem.parts(values)
     return Fit(Pool(weights, scales, correction, bias), problem.known)
