@@ -149,13 +149,14 @@ def main() -> None:
         "--learner", default="full-memory", help="comma-separated learners of `learn`; several run by turns"
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of `learn`")
+    parser.add_argument("--seeds", default="1,2,3", help="comma-separated seeds of the state")
     arguments = parser.parse_args()
     options = [text for value in arguments.set for text in ("--set", value)]
     with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), arguments.data
         truth = make_digits(folder) if data == "digits" else make_folders(data, folder)
         learners = arguments.learner.split(",")
-        for seed in (1, 2, 3):
+        for seed in map(int, arguments.seeds.split(",")):
             plain = {
                 "plain_replay": plain_replay(folder, truth, seed, shuffled=False),
                 "plain_replay_shuffled": plain_replay(folder, truth, seed, shuffled=True),

@@ -113,6 +113,124 @@ def summary(results: Results) -> list[str]:
     return [f"{text} interval in {inside:.0%}, mean calibration error {error:.3f}."]
 
 
+def mean(results: Results, data: str, kind: str, order: str, row: str, name: str) -> float | None:
+    values = [each[name] for each in results.get((data, kind, order, row), ()) if each.get(name) is not None]
+    return float(np.mean(values)) if values else None
+
+
+def error(results: Results, data: str, kind: str, order: str, name: str) -> float:
+    """Return the standard error of ours; 0 for one seed."""
+    values = [each[name] for each in results[data, kind, order, OURS]]
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+
+
+def margins(results: Results, order: str, rows: Iterable[str], name: str, their: str) -> dict[tuple[str, str], float]:
+    """Return ours in one order minus the best of other rows, by data and noise."""
+    found = {}
+    for data, kind, own_order, row in results:
+        ours = mean(results, data, kind, order, OURS, name)
+        theirs = [own for other in rows if (own := mean(results, data, kind, their, other, name)) is not None]
+        if (own_order, row) == (order, OURS) and ours is not None and theirs:
+            found[data, kind] = ours - max(theirs)
+    return found
+
+
+def called(cell: tuple[str, str]) -> str:
+    return f"{DATA[cell[0]]}, {NOISES[cell[1]]}"
+
+
+def least(found: dict[tuple[str, str], float], unit: float = 100, digits: int = 1) -> str:
+    """Return the smallest of some values with its cell."""
+    cell = min(found, key=lambda own: found[own])
+    return f"{unit * found[cell]:+.{digits}f} ({called(cell)})"
+
+
+def demands(results: Results) -> list[str]:
+    """Return the table of what was asked for, with what was measured."""
+    peers = sorted({row for *_, row in results if row.startswith("cleanlab")})
+    rows: list[tuple[str, str]] = []
+    for order in ("shuffled", "folder"):
+        for name, unit, digits, text in (("auroc", 1, 3, "AUROC"), ("accuracy", 100, 1, "accuracy, points")):
+            found = margins(results, order, peers, name, "shuffled")
+            good = sum(margin >= -error(results, *cell, order, name) for cell, margin in found.items())
+            said = f"{good} of {len(found)} cells; least {least(found, unit, digits)}"
+            rows.append((f"{text}, {order}: not below the best with cleanlab", said))
+    found = margins(results, "classes", STREAMING, "accuracy", "classes")
+    good = sum(margin >= 0.1 for margin in found.values())
+    said = f"{good} of {len(found)} cells; least {least(found)} points"
+    rows.append(("accuracy, class after class: 10 points above every streaming learner", said))
+    areas = {
+        (d, n): mean(results, d, n, "classes", OURS, "auroc") for d, n, o, r in results if (o, r) == ("classes", OURS)
+    }
+    known = {cell: area for cell, area in areas.items() if area is not None}
+    low = "; ".join(f"{area:.3f} ({called(cell)})" for cell, area in known.items() if area < 0.9)
+    said = f"{sum(area >= 0.9 for area in known.values())} of {len(known)} cells" + (f"; below: {low}" if low else "")
+    rows.append(("AUROC, class after class: at least 0.90", said))
+    clean = [each for (_, kind, _, row), many in results.items() if (kind, row) == ("none", OURS) for each in many]
+    most = {name: 100 * max(each[name] for each in clean) for name in ("rejected", "noise_told")}
+    rows.append(("no wrong labels: at most 10 % rejected", f"at most {most['rejected']:.1f} %"))
+    rows.append(("no wrong labels: at most 5 % told", f"at most {most['noise_told']:.1f} %"))
+    found = {
+        c: m for c, m in margins(results, "shuffled", ["forest"], "accuracy", "shuffled").items() if c[1] == "none"
+    }
+    rows.append(("no wrong labels: accuracy at most one point below the plain forest", f"least {least(found)} points"))
+    own = [each for (*_, row), many in results.items() if row == OURS for each in many]
+    near = np.mean([abs(each["noise_told"] - each["wrong"]) <= 0.05 for each in own])
+    rows.append(("noise told within 5 points in 80 % of all cells", f"{near:.0%} of {len(own)} cells and seeds"))
+    rows.append(("mean calibration error at most 0.05", f"{np.mean([each['calibration_error'] for each in own]):.3f}"))
+    vectors = tuple(DATA)[5:]
+    for name, text in (("accuracy", "accuracy"), ("auroc", "AUROC")):
+        found = {c: m for c, m in margins(results, "shuffled", peers, name, "shuffled").items() if c[0] in vectors}
+        rows.append((f"vectors: {text} at most two points below the best peer", f"least {least(found)} points"))
+    times = [each["cpu_seconds"] for (d, *_, r), m in results.items() if r == OURS and d in vectors
+             for each in m if each.get("cpu_seconds")]  # fmt: skip
+    rows.append(("vectors: at most twice the peer's time, or 10 s", f"at most {max(times):.1f} s of processor time"))
+    rows += live_demands()
+    return ["| asked for | measured |", "| --- | --- |", *(f"| {asked} | {said} |" for asked, said in rows)]
+
+
+def live_demands() -> list[tuple[str, str]]:
+    """Return what was asked for of the command line, from the results of docs/live.md."""
+    folder, said = RESULTS.parent / "live", []
+    for data, name in (("digits", "digits"), ("mnist", "MNIST"), ("cifar10", "CIFAR-10")):
+        kept = [
+            json.loads(path.read_text()) for path in sorted(folder.glob(f"learners/full-memory/{data}-seed-*.json"))
+        ]
+        steps = np.mean([[own["accuracy"], *own["accuracy_after_corrections"].values()] for own in kept], 0)
+        said.append(f"{name} {' → '.join(f'{100 * step:.1f}' for step in steps)}")
+    photos, pipe = (json.loads((folder / name).read_text()) for name in ("photos.json", "pipe.json"))
+    return [
+        ("accuracy in % before and after 200, 1,000 and all suspects are corrected: rising", "; ".join(said)),
+        (
+            "300 JPEG files of mixed sizes: under 2 minutes and 2 GB",
+            f"{photos['seconds']:.0f} s, {photos['memory_mib']:.0f} MiB",
+        ),
+        ("100,000 samples by a pipe: time and memory flat", _flat(pipe["parts"])),
+    ]
+
+
+def _flat(parts: list[dict[str, float]]) -> str:
+    times, memory = ([part[name] for part in parts] for name in ("ms_per_sample", "memory_mib"))
+    return f"{min(times):.0f} to {max(times):.0f} ms per sample, {min(memory):.0f} to {max(memory):.0f} MiB"
+
+
+def network() -> list[str]:
+    """Return the result of benchmarks/network_opinion.py."""
+    kept = json.loads((RESULTS.parent / "network-opinion.json").read_text())
+    heads = ["network", "accuracy, points", "AUROC, points", "times the processor time", "seconds, at most"]
+    lines = [heads, ["---"] * len(heads)]
+    for name in ("64 units", "100 units"):
+        more = [
+            np.mean([100 * (own[name][m] - own["none"][m]) for own in kept.values()]) for m in ("accuracy", "auroc")
+        ]
+        times = [own[name]["cpu_seconds"] / own["none"]["cpu_seconds"] for own in kept.values()]
+        most = max(own[name]["cpu_seconds"] for own in kept.values())
+        lines.append(
+            [name, *(f"{value:+.1f}" for value in more), f"{min(times):.1f} to {max(times):.1f}", f"{most:.0f}"]
+        )
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
 def draw(results: Results) -> None:
     """Draw the reliability curve: share of right labels by clean probability, by kind of data."""
     plt.rcParams |= {"font.family": "DejaVu Sans", "svg.hashsalt": "reliability", "svg.fonttype": "path"}
@@ -147,6 +265,8 @@ def written(text: str, results: Results) -> str:
         "accuracy": comparison(results, "accuracy", unit=100, digits=1),
         "noise": noise(results),
         "summary": summary(results),
+        "demands": demands(results),
+        "network": network(),
     }
     for name, lines in parts.items():
         pattern = rf"(<!-- part: {name} -->\n).*?(<!-- end -->)"

@@ -41,6 +41,17 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.parametrize(
+    "option", [("--threads", "0"), ("--graphs", "-1"), ("--block-size", "3"), ("--prepare", "odd")]
+)
+def test_an_error_names_the_option(tmp_path: Path, monkeypatch, capsys, option):
+    features, labels = samples()
+    np.savez(tmp_path / "features.npz", features=features, labels=labels)
+    assert called(monkeypatch, tmp_path / "features.npz", "--out", tmp_path / "scores.csv", *option) == 2
+    shown = option[1] if option[0] != "--prepare" else "'odd'"
+    assert f"purereplay: {option[0]} is {shown}, but must be" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_features_in_probabilities_out(tmp_path: Path):
     features, labels = samples()
@@ -119,8 +130,8 @@ def test_errors_are_one_sentence_and_leave_nothing_behind(
         ("none.npz", "s.csv", [], "none.npz cannot be read"),
         ("good.npz", "s.csv", ["--columns", "x"], "no array 'x'"),
         ("good.npz", "no/s.csv", [], "does not exist"),
-        ("good.npz", "s.csv", ["--block-size", "3"], "block_size is 3"),
-        ("good.npz", "s.csv", ["--graphs", "-2"], "n_graphs is -2"),
+        ("good.npz", "s.csv", ["--block-size", "3"], "--block-size is 3"),
+        ("good.npz", "s.csv", ["--graphs", "-2"], "--graphs is -2"),
     ):
         assert called(monkeypatch, tmp_path / source, "--out", tmp_path / out, *options) == 2
         message = capsys.readouterr().err

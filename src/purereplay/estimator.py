@@ -48,14 +48,14 @@ from purereplay.purify.noise_rate import NoiseRate
 FORMAT = 2  # of saved files; version 0.1.0 wrote format 1
 _PRESET = "live"
 _NAMED = ("delayed_size", "purified_size", "expert_epochs", "base_epochs")  # settings that are also arguments
-_COLUMNS: dict[str, Any] = {  # of `suspects`; a learner has some of them
-    "id": object,  # of the sample
-    "label": object,  # as given
-    "clean_probability": np.float64,  # high = clean
-    "likely_label": object,  # most likely true label
-    "centrality": np.float64,  # high = central among the samples of its label and buffer
-    "buffer": np.int64,  # number of the delayed buffer in which it was scored
-    "passed": np.bool_,  # decision: whether the label is believed
+_COLUMNS: dict[str, tuple[Any, Any]] = {  # of `suspects`: type, and the value of a learner that does not say it
+    "id": (object, None),  # of the sample
+    "label": (object, None),  # as given
+    "clean_probability": (np.float64, np.nan),  # high = clean
+    "likely_label": (object, None),  # most likely true label
+    "passed": (np.bool_, False),  # decision: whether the label is believed
+    "centrality": (np.float64, np.nan),  # high = central among the samples of its label and buffer
+    "buffer": (np.int64, -1),  # number of the delayed buffer in which it was scored
 }
 
 
@@ -129,7 +129,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     Parameters
     ----------
     learner : {"full-memory", "spr", "pure-replay"}, optional
-        Learner that scores samples. None: "full-memory", or "spr" if one of the next six parameters is given.
+        Learner that scores samples. None: "full-memory". If one of the next six parameters is given, which
+        "full-memory" does not have, None means "spr" with a warning: name the learner.
     preset : str, default="live"
         Name of a set of settings; `purereplay settings` lists them. This and the next five parameters are those of
         learners with buffers.
@@ -173,7 +174,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     (10,)
     >>> suspects = classifier.suspects()  # lowest clean probability first
     >>> suspects.dtype.names
-    ('id', 'label', 'clean_probability', 'likely_label', 'passed')
+    ('id', 'label', 'clean_probability', 'likely_label', 'passed', 'centrality', 'buffer')
     """
 
     def __init__(
@@ -367,16 +368,18 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Returns
         -------
         suspects : structured ndarray
-            Fields: `id`, `label` (as given), `clean_probability` (high = clean) and `passed` (whether the label is
-            believed). The learner "full-memory" adds `likely_label`, the most likely true label. The others add
-            `centrality` (high = central) and `buffer` (number of the delayed buffer in which it was scored).
+            Fields: `id`, `label` (as given), `clean_probability` (high = clean), `likely_label` (most likely true
+            label), `passed` (whether the label is believed), `centrality` (high = central) and `buffer` (number of the
+            delayed buffer in which it was scored). The learner "full-memory" has no buffers: the last two are NaN and
+            -1. The others keep too few samples for a `likely_label`, which is None.
         """
         check_is_fitted(self)
 
         def read() -> NDArray[Any]:
             labels, columns = self._recorded.judged()
-            names = [name for name in _COLUMNS if name in columns or name in ("id", "label")]
-            found = np.empty(len(labels), [(name, _COLUMNS[name]) for name in names])
+            found = np.empty(len(labels), [(name, kind) for name, (kind, _) in _COLUMNS.items()])
+            for name, (_, unknown) in _COLUMNS.items():
+                found[name] = unknown
             found["id"] = self._names.of(range(len(found)))
             found["label"] = self._labels.given(labels, objects=True)
             for name, column in columns.items():
@@ -576,7 +579,14 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         chosen, preset_given = self._chosen(), self.preset != _PRESET
         learner = self.learner
         if learner is None:
-            learner = own_data.DEFAULT if chosen or preset_given else full_memory.NAME
+            learner = full_memory.NAME
+            if chosen or preset_given:
+                learner = own_data.DEFAULT
+                name = next(iter(chosen), "preset")
+                words = (
+                    f"{name} belongs to learners with buffers, so {learner!r} is used and not {full_memory.NAME!r}; "
+                )
+                warnings.warn(words + f"set learner={learner!r} to choose it.", UserWarning, stacklevel=6)
         if learner != full_memory.NAME:
             return learner, own_data.resolved(learner, chosen, facts, preset=self.preset)
         if chosen or preset_given:

@@ -258,7 +258,7 @@ def test_a_folder_without_files_is_a_sentence(state, tmp_path, monkeypatch, caps
         main()
     said = capsys.readouterr()
     assert ended.value.code == 2 and said.out == ""
-    assert " ".join(said.err.split()) == f"purereplay: {tmp_path / 'new'} holds no files to classify."
+    assert " ".join(said.err.split()) == f"purereplay: {tmp_path / 'new'} holds no images to classify."
 
 
 def test_a_list_with_a_quote_that_is_not_closed_ends_with_exit_code_2(folder, monkeypatch, capsys):

@@ -33,7 +33,7 @@ Y = ["a", "b"] * 10
 
 
 def tiny(**more) -> SelfPurifiedClassifier:
-    return SelfPurifiedClassifier(**(TINY | more))
+    return SelfPurifiedClassifier(learner="spr", **(TINY | more))
 
 
 def state(one: SelfPurifiedClassifier) -> dict[str, object]:

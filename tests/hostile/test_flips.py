@@ -75,7 +75,9 @@ def test_a_flipped_bit_renamed_a_class_of_a_saved_estimator(tmp_path, n):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(50, 5)), [f"class {i % 3}" for i in range(50)]
     small = {"hidden": 8, "projection_size": 4, "finetune_epochs": 2}
-    one = SelfPurifiedClassifier(delayed_size=20, purified_size=20, expert_epochs=1, base_epochs=1, settings=small)
+    one = SelfPurifiedClassifier(
+        learner="spr", delayed_size=20, purified_size=20, expert_epochs=1, base_epochs=1, settings=small
+    )
     one.partial_fit(X, y, sample_ids=[f"sample {i}" for i in range(50)])
     path = tmp_path / "one.safetensors"
     one.save(path)

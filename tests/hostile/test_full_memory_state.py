@@ -130,7 +130,7 @@ def test_a_changed_row_is_named_by_every_command_that_reads_it(state, change):
 
 
 @pytest.mark.parametrize("kind", ["missing", "damaged", "link", *FORGERIES])
-def test_a_learner_file_that_is_not_its_own_is_named(state, tmp_path, kind):
+def test_a_learner_file_that_is_not_its_own_is_named_and_made_anew(state, tmp_path, kind):
     [path] = state.glob("learner-*")
     if kind == "missing":
         path.unlink()
@@ -142,10 +142,16 @@ def test_a_learner_file_that_is_not_its_own_is_named(state, tmp_path, kind):
         path.symlink_to(tmp_path / "outside")
     else:
         FORGERIES[kind](path)
-    for ask in (predicted, learned):
-        with little_memory(), pytest.raises(UserError, match=path.name):
-            ask(state)
+    with little_memory(), pytest.raises(UserError, match=path.name):
+        predicted(state)
     assert audited(state) == 50  # the database has all that it needs
+    outside = (tmp_path / "outside").read_bytes() if kind == "link" else b""
+    with little_memory():
+        learned(state)
+    with tiny(state) as session:
+        session.work()
+    predicted(state)
+    assert kind != "link" or (tmp_path / "outside").read_bytes() == outside
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_an_interrupt_at_any_line_of_the_package_changes_nothing(learner):
 
 def test_an_interrupt_while_samples_are_put_in_takes_all_or_none():
     [(X, y, ids), (others, theirs, names), _] = pieces()
-    one = SelfPurifiedClassifier(**TINY).partial_fit(X, y, sample_ids=ids)
+    one = SelfPurifiedClassifier(learner="spr", **TINY).partial_fit(X, y, sample_ids=ids)
 
     def put(copied, **where):
         with InterruptAt(**where) as interrupt:
@@ -248,10 +248,10 @@ def test_an_interrupt_while_samples_are_put_in_takes_all_or_none():
 def test_an_interrupted_fit_leaves_the_classifier_as_it_was():
     [(X, y, _), _, (images, others, _)] = pieces()
     images = np.clip(images[:, :, None].repeat(4, 2), 0, 1)
-    right = SelfPurifiedClassifier(**TINY).fit(images, others)
+    right = SelfPurifiedClassifier(learner="spr", **TINY).fit(images, others)
     with InterruptAt() as counted:
-        SelfPurifiedClassifier(**TINY).fit(X, y).fit(images, others)
-    one = SelfPurifiedClassifier(**TINY).fit(X, y)
+        SelfPurifiedClassifier(learner="spr", **TINY).fit(X, y).fit(images, others)
+    one = SelfPurifiedClassifier(learner="spr", **TINY).fit(X, y)
     before = outcome(one)
     for n in range(50, len(counted.lines) // 2, len(counted.lines) // 30):
         with pytest.raises(KeyboardInterrupt), InterruptAt(n):
@@ -260,7 +260,7 @@ def test_an_interrupted_fit_leaves_the_classifier_as_it_was():
     one.fit(images, others)
     assert one._whole_state()[1].keys() == right._whole_state()[1].keys() and not hasattr(one, "n_features_in_")
     assert np.array_equal(one.predict_proba(images), right.predict_proba(images))
-    fresh = SelfPurifiedClassifier(**TINY)
+    fresh = SelfPurifiedClassifier(learner="spr", **TINY)
     with pytest.raises(KeyboardInterrupt), InterruptAt(len(counted.lines) // 3):
         fresh.fit(images, others)
     assert not fresh.__sklearn_is_fitted__() and not hasattr(fresh, "classes_")
@@ -329,7 +329,7 @@ def test_an_interrupt_within_a_change_of_the_grad_mode_leaves_the_mode_of_the_th
         raise KeyboardInterrupt
 
     X, y, _ = next(pieces())
-    one = SelfPurifiedClassifier(**TINY).fit(X, y)
+    one = SelfPurifiedClassifier(learner="spr", **TINY).fit(X, y)
     with monkeypatch.context() as patched:
         patched.setattr(Engine, "_train_group", interrupted)
         for work in (lambda: one.fit(X, y), lambda: one.partial_fit(*piece_of(20)), lambda: one.predict(X), one.flush):
@@ -346,9 +346,9 @@ def test_an_interrupt_within_a_change_of_the_grad_mode_leaves_the_mode_of_the_th
 
 def test_it_learns_where_gradients_are_switched_off():
     X, y = piece_of(20)
-    right = SelfPurifiedClassifier(**TINY).fit(X, y).predict_proba(X)
+    right = SelfPurifiedClassifier(learner="spr", **TINY).fit(X, y).predict_proba(X)
     with torch.no_grad():
-        assert np.array_equal(SelfPurifiedClassifier(**TINY).fit(X, y).predict_proba(X), right)
+        assert np.array_equal(SelfPurifiedClassifier(learner="spr", **TINY).fit(X, y).predict_proba(X), right)
         assert not torch.is_grad_enabled()
 
 

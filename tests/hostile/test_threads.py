@@ -149,7 +149,7 @@ def test_ten_threads_predict_while_one_learns_for_a_minute():
 @pytest.mark.long
 def test_two_threads_may_learn_and_others_read_everything(tmp_path):
     """Learning in two threads loses no sample; copies, files and tables show whole states."""
-    one = SelfPurifiedClassifier(**TINY).fit(*piece(0))
+    one = SelfPurifiedClassifier(learner="spr", **TINY).fit(*piece(0))
 
     def learn(first):
         for number in range(first, first + 6):
@@ -259,7 +259,7 @@ def test_a_turn_that_is_interrupted_while_it_waits_lets_nobody_in_early():
 
 
 def test_a_failed_first_fit_in_another_thread_leaves_the_classifier_unfitted():
-    one = SelfPurifiedClassifier(**(TINY | {"settings": {**TINY["settings"], "lr": 1e30}}))
+    one = SelfPurifiedClassifier(learner="spr", **(TINY | {"settings": {**TINY["settings"], "lr": 1e30}}))
     with pytest.raises(UserError, match="diverged"):
         one.fit(*piece(7, 40))
     assert not one.__sklearn_is_fitted__() and not hasattr(one, "classes_")

@@ -118,6 +118,23 @@ def test_an_audit_is_written_whole_or_not_at_all(state, monkeypatch):
         audit(store, ENGINE, state.parent / "nowhere" / "audit.csv")
 
 
+def test_a_label_that_a_person_has_checked_is_believed(state):
+    rejected = [row["id"] for row in audited(state) if row["decision"] == "rejected"][:2]
+    with Store.reading(state) as store:
+        before = status(store)
+    fix(state, f"id,label\n{rejected[0]},brand new\n{rejected[1]},label {int(rejected[1][1:]) % 3}\n")
+    rows = audited(state)
+    assert [(row["decision"], row["clean_probability"]) for row in rows if row["id"] == rejected[0]] == [
+        ("corrected", "1.000000")
+    ]
+    assert [row["decision"] for row in rows if row["id"] == rejected[1]] == ["confirmed"]
+    assert {row["id"] for row in rows[-2:]} == set(rejected)
+    with Store.reading(state) as store:
+        now = status(store)
+    assert (now["accepted"], now["rejected"]) == (before["accepted"] + 2, before["rejected"] - 2)
+    assert sum(c["rejected"] for c in now["classes"]) == now["rejected"]
+
+
 def test_status_counts(state):
     fix(state, "id,label\ns1,label 2\n")
     with Store.reading(state) as store:
@@ -143,7 +160,8 @@ def test_corrected_labels_go_into_p_with_probability_1(state):
     assert now[rejected[0]] == ("label 1", 1.0) and now[rejected[1]] == ("brand new", 1.0)
     assert now[inside] == ("label 2", 1.0)
     rows = {row["id"]: row for row in audited(state)}
-    assert rows[rejected[1]]["corrected_label"] == "brand new" and rows[rejected[1]]["decision"] == "rejected"
+    assert rows[rejected[1]]["corrected_label"] == "brand new"
+    assert rows[rejected[1]]["decision"] == "corrected" and rows[rejected[1]]["clean_probability"] == "1.000000"
     assert rows[inside]["given_label"] == "label 0" and rows[inside]["in_purified"] == "1"
     with Store.reading(state) as store:
         assert ready_classifier(store, ENGINE)[1] == ["label 0", "label 1", "label 2", "brand new"]

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
     done = cli("learn", folder, "--state", state, *tiny_options(learner))
     assert done.code == 0 and "added: 50, already known: 0, scored: 50" in done.out and "audit" in done.out
     done = cli("status", "--state", state)
-    judged = "50; all together 1 times" if learner == "full-memory" else "50 in 3 buffers"
+    judged = "50; all together once" if learner == "full-memory" else "50 in 3 buffers"
     assert done.code == 0 and judged in done.out and "[0]" in done.out and f"learner {learner}" in done.out
     assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
@@ -207,6 +208,49 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
     assert "samples scored: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
     done = cli("predict", "--state", state, folder / "0" / "00.png", "--format", "jsonl")
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
+
+
+def test_files_that_are_no_images_are_named_and_no_error(photos, cli):
+    (photos / "a" / "Thumbs.db").write_bytes(b"x")
+    (photos / "readme.txt").write_bytes(b"x")
+    done = cli("learn", photos, "--state", photos.parent / "state", "--hold-rest", *TINY_OPTIONS)
+    assert done.code == 0 and "files skipped, since they are no images: a/Thumbs.db, readme.txt" in done.out
+    assert ids(photos.parent / "state") == list(GOOD)
+    done = cli("learn", photos, "--state", photos.parent / "state", "--dry-run")
+    assert "other files 2, skipped" in " ".join(done.out.split())
+    for name in GOOD:
+        (photos / name).unlink()
+    done = cli("learn", photos, "--state", photos.parent / "state")
+    assert done.code == 2 and "holds no images" in done.err
+
+
+def test_lines_of_progress_where_bars_are_not_shown(photos, cli, monkeypatch, small_features):
+    for i in range(30):
+        (photos / "ab"[i % 2] / f"{i}.png").write_bytes(png(picture(i, i % 2)))
+    state = photos.parent / "state"
+    assert "judging: " not in cli("learn", photos, "--state", photos.parent / "other").out  # quick
+    monkeypatch.setattr("purereplay.report.terminal.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("purereplay.live.items.CHUNK", 10)
+    done = cli("learn", photos, "--state", state)
+    lines = done.out.splitlines()
+    assert "added: 10 of 32" in lines and any(re.fullmatch(r"added: 20 of 32, .* left", line) for line in lines)
+    assert any(re.fullmatch(r"judging: opinions: \w+ 3 of 6, .* left", line) for line in lines)
+    (photos.parent / "fixes.csv").write_text("id,label\na/0.png,b\n")
+    done = cli("correct", "--state", state, photos.parent / "fixes.csv")
+    assert done.code == 0 and "judging: features 0 of 32" in done.out
+
+
+def test_words_about_one_and_all(photos, cli, small_features):
+    state = photos.parent / "state"
+    cli("learn", photos, "--state", state)
+    assert "judged 3; all together once, again with" in " ".join(cli("status", "--state", state).out.split())
+    (photos / "bad.png").write_bytes(b"")
+    done = cli("predict", "--state", state, photos / "bad.png")
+    assert done.code == 2 and done.err.endswith("purereplay: The only image was refused.\n")
+    done = cli("predict", "--state", state, photos / "bad.png", photos / "bad.png")
+    assert "All 2 images were refused." in done.err
+    done = cli("predict", "--state", state, photos / "bad.png", photos / "a")
+    assert "1 of 3 images were refused; the others were classified." in done.err
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(photos, cli, tmp_path):

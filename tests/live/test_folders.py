@@ -58,6 +58,21 @@ def test_links_and_files_outside_of_a_label_s_folder(folder, tmp_path):
     assert sum(isinstance(offer, Item) for offer in listing(folder)) == 5
 
 
+def test_files_that_are_no_images_are_skipped(folder):
+    for name in ("readme.txt", "a/Thumbs.db", "b/README", "b/empty"):
+        (folder / name).write_bytes(b"" if name == "b/empty" else b"hello")
+    (folder / "a" / "photo.backup").write_bytes(png(picture(8)))  # an image by content
+    (folder / "a" / "photo.TIFF").write_bytes(b"II*")  # an image by name
+    (folder / "a" / "cut.jpg").write_bytes(b"")
+    found = ImageFolder(folder, folder.parent / "state")
+    offers = found.listing()
+    assert all(isinstance(offer, Item) for offer in offers)
+    assert {offer.id for offer in offers} >= {"a/photo.backup", "a/photo.TIFF", "a/cut.jpg"} and len(offers) == 7
+    assert found.others == ["a/Thumbs.db", "b/README", "b/empty", "readme.txt"]
+    os.chmod(folder / "readme.txt", 0)  # noqa: PTH101
+    assert len(found.listing()) == 7 and len(found.others) == 4
+
+
 def test_a_name_that_is_not_utf8(folder):
     with open(os.fsencode(folder / "a") + b"/\xff.png", "wb") as file:  # noqa: PTH123
         file.write(png(picture(9)))

@@ -107,6 +107,29 @@ def test_csv(folder):
     ]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le with mark", "utf-16-be with mark"])
+@pytest.mark.parametrize("first", ["", "sep=;\r\n", '"sep=;"\n'])
+def test_csv_as_excel_writes_it(folder, encoding, first):
+    path, text = folder / "list.csv", first + "path;label\r\na.png;Kätzchen, klein\r\n"
+    plain, _, mark = encoding.partition(" with ")
+    path.write_bytes((("\ufeff" if mark else "") + text).encode(plain))
+    line = 3 if first else 2
+    assert list(read_csv(path, folder)) == [Item("a.png", "Kätzchen, klein", folder / "a.png", line, folder)]
+
+
+def test_csv_in_an_encoding_that_cannot_be_told(folder):
+    path = folder / "list.csv"
+    path.write_bytes("path,label\na.png,cat\n".encode("utf-16-le"))
+    with pytest.raises(UserError, match=r"list\.csv is not text in UTF-8: save the table as CSV in UTF-8"):
+        list(read_csv(path, folder))
+    path.write_bytes("path,label\na.png,cat\n".encode("utf-16") + b"a")  # half of a letter
+    good, bad = read_csv(path, folder)
+    assert isinstance(good, Item) and "not valid UTF-16" in bad.reason
+    path.write_bytes("path,label\na.png,c\ud800\na.png,b\n".encode("utf-16", "surrogatepass"))
+    bad, good = read_csv(path, folder)
+    assert "not valid UTF-8" in bad.reason and good.label == "b"
+
+
 def test_unusable_csv_rows(folder):
     path = folder / "list.csv"
     rows = [

@@ -1,13 +1,20 @@
 """Files moved to the folder of another label: the same sample, with a corrected label."""
 
+import csv
 import shutil
 
 import pytest
+import torch
 from tiny_state import fingerprint, picture, png, tiny
 
 from purereplay.errors import UserError
+from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply
 from purereplay.live.intake import open_source
+from purereplay.live.plan import plan
+from purereplay.live.settings import Wanted
+from purereplay.live.store import Store
+from purereplay.nets.engine import Engine
 
 N = 24
 
@@ -88,6 +95,33 @@ def test_the_path_of_a_moved_file_names_its_sample_too(photos, state):
     with tiny(state) as session:
         assert [o.new for o in apply(session, [Correction("dog/00.png", "bird")])] == [True]
     assert corrected(state)[-1] == ("cat/00.png", "bird")
+    with Store.reading(state) as store:
+        audit(store, Engine(torch.device("cpu")), state.parent / "audit.csv")
+    with (state.parent / "audit.csv").open(newline="") as file:
+        names = {row["id"]: row for row in csv.DictReader(file)}
+    assert names["dog/00.png"]["corrected_label"] == "bird" and "cat/00.png" not in names and len(names) == N
+
+
+def test_a_dry_run_counts_moved_and_unusable_files(photos, state):
+    move(photos, "cat/00.png", "dog/00.png")
+    move(photos, "cat/02.png", "cat/renamed.png")
+    (photos / "cat" / "04.png").write_bytes((photos / "cat" / "06.png").read_bytes())  # another image under a known id
+    (photos / "dog" / "bad.png").write_bytes(png(picture(99))[:50])
+    (photos / "dog" / "new.png").write_bytes(png(picture(98)))
+    before, seen = fingerprint(state), []
+    found = plan(str(photos), state, Wanted(), progress=lambda n, total: seen.append((n, total)))
+    assert (found.n_items, found.n_read, found.n_known) == (N + 2, N + 2, N - 2)
+    assert (found.n_moved, found.n_unusable) == (2, 2) and seen[0] == (0, N + 2)
+    assert fingerprint(state) == before
+    outcomes = learn(photos)
+    assert sum(o.new for o in outcomes) == 1 and sum(o.error is not None for o in outcomes) == 2
+    assert sum(found.labels.values()) == N
+
+
+def test_a_dry_run_reads_some_of_many_files(photos, state, monkeypatch):
+    monkeypatch.setattr("purereplay.live.plan.N_READ", 5)
+    found = plan(str(photos), state, Wanted())
+    assert (found.n_items, found.n_read, found.n_known) == (N, 5, N)
 
 
 def test_a_copy_is_a_second_sample(photos, state):

@@ -178,6 +178,28 @@ def test_noise_is_told_apart_from_overlap():
     np.testing.assert_allclose(fit_pool([logits], given, nobody).noise, noise, atol=0.06)
 
 
+def test_a_search_that_ends_without_noise_is_repeated_from_another_start(monkeypatch):
+    """From soft opinions the search ends at a worse maximum: no noise, and opinions that repeat the labels."""
+    dice, n, likes = np.random.default_rng(0), 1000, {2: 7, 3: 8, 5: 6, 6: 5, 7: 1}
+    truth = dice.integers(10, size=n)
+    labels = np.array([likes.get(t, t) if dice.random() < 0.2 else t for t in truth])
+    shares = np.full((n, 10), 0.01)
+    shares[np.arange(n), truth] = [0.8 if t in likes else 1.0 for t in truth]
+    for t, other in likes.items():
+        shares[truth == t, other] = 0.2  # members repeat the mistakes
+    shares = np.log(shares / shares.sum(1, keepdims=True))
+    scores = [shares + 0.3 * dice.normal(size=shares.shape) for _ in range(3)]
+
+    def told() -> float:
+        fit, nobody = fit_pool(scores, labels, np.zeros(n, bool)), np.zeros(n, bool)
+        after = posterior(fit.pool.probabilities(scores), fit.noise, labels, nobody)
+        return float(1 - after[np.arange(n), labels].mean())
+
+    assert 0.03 < told() < (labels != truth).mean()
+    monkeypatch.setattr("purereplay.purify.opinions.pool._SHARP", 2.0)
+    assert told() < 0.01
+
+
 def test_corrected_samples_tell_about_the_noise_by_the_labels_they_had():
     scores, labels = scores_of(600, 3)
     rng = np.random.default_rng(2)

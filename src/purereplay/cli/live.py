@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -90,7 +92,9 @@ def learn(
     chosen = overrides(set_)
     wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
     if dry_run:
-        report.show_plan(plan(data, state, wanted, root=root))
+        with report.counting("reading") as progress:
+            found = plan(data, state, wanted, root=root, progress=progress)
+        report.show_plan(found)
         return
     is_pipe = data == "-"
     with report.learning(is_pipe=is_pipe, state=state, log=log) as observer:
@@ -108,7 +112,7 @@ def learn(
     if not is_pipe:
         report.show_learned(state, done)
     if done.n_refused:
-        raise UserError(f"{done.n_refused:,} of {done.n_seen:,} items were refused; the others were added.")
+        raise UserError(_some_refused(done.n_refused, done.n_seen, "item", "added"))
 
 
 @app.command()
@@ -140,7 +144,7 @@ def predict(
             classifier, labels = ready_classifier(store, engine)
         n_refused = report.show_predictions(predict(store, classifier, paths), labels, form)
     if n_refused:
-        raise UserError(f"{n_refused:,} of {len(paths):,} images were refused; the others were classified.")
+        raise UserError(_some_refused(n_refused, len(paths), "image", "classified"))
 
 
 @app.command()
@@ -163,7 +167,7 @@ def audit(
     from purereplay.report import live as report
 
     engine = make_engine(device)
-    with report.auditing() as progress, Store.reading(state) as store:
+    with report.counting("classifying") as progress, Store.reading(state) as store:
         done = audit(store, engine, out, progress)
     report.show_audit(out, done)
 
@@ -210,7 +214,7 @@ def correct(
         outcomes = record_corrections(state, fixes)
         n_refused = report.show_recorded(outcomes)
     if n_refused:
-        raise UserError(f"{n_refused:,} of {len(outcomes):,} corrections were refused; the others were applied.")
+        raise UserError(_some_refused(n_refused, len(outcomes), "correction", "applied"))
 
 
 @app.command()
@@ -234,6 +238,12 @@ def status(
     with Store.reading(state) as store:
         found = status(store)
     report.show_status(found, form)
+
+
+def _some_refused(n: int, total: int, noun: str, done: str) -> str:
+    if n == total:
+        return f"The only {noun} was refused." if n == 1 else f"All {total:,} {noun}s were refused."
+    return f"{n:,} of {total:,} {noun}s were refused; the others were {done}."
 
 
 def _check_form(form: str, *known: str) -> None:
@@ -310,7 +320,21 @@ def filter_(
         block_size=block_size,
         n_jobs=threads,
     )
-    if cluster is not None:
-        filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)
-        return
-    filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)
+    with _options_named():
+        if cluster is not None:
+            filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)
+        else:
+            filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)
+
+
+@contextmanager
+def _options_named() -> Iterator[None]:
+    """Name the option instead of the filter's parameter in an error."""
+    options = {"n_jobs": "--threads", "n_graphs": "--graphs", "block_size": "--block-size", "prepare": "--prepare"}
+    try:
+        yield
+    except UserError as error:
+        name, _, rest = str(error).partition(" ")
+        if name not in options:
+            raise
+        raise UserError(f"{options[name]} {rest}") from None

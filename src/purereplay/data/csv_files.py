@@ -1,15 +1,18 @@
-"""Rows of CSV files in UTF-8, in bounded memory whatever a file holds.
+"""Rows of CSV files in UTF-8 or UTF-16, in bounded memory whatever a file holds.
 
 Used by the filter's tables, by lists of samples and by corrections. A row may be quoted and take several lines. A quote
 that is not closed is an error instead of a cell that holds the rest of the file. Cells are separated by commas, or by
-the semicolons or tabs that some spreadsheets write, if the header has them and no comma.
+the semicolons or tabs that some spreadsheets write, if the header has them and no comma. A first line `sep=;`, as Excel
+writes it, names the separator.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,13 +61,14 @@ class _Source(io.RawIOBase):
 class CsvRows:
     """The rows of an open CSV file, one after the other; a row that cannot be read is a BadRow."""
 
-    def __init__(self, file: io.FileIO, errors: str, delimiter: str) -> None:
+    def __init__(self, file: io.FileIO, errors: str, form: _Form) -> None:
         self.size = os.fstat(file.fileno()).st_size
         self._source = _Source(file)
-        text = io.TextIOWrapper(
-            io.BufferedReader(self._source, _BUFFER), encoding="utf-8-sig", errors=errors, newline=""
-        )
-        self._reader = csv.reader(text, strict=True, delimiter=delimiter)
+        buffered = io.BufferedReader(self._source, _BUFFER)
+        text = io.TextIOWrapper(buffered, encoding=form.encoding, errors=form.errors or errors, newline="")
+        self._reader = csv.reader(text, strict=True, delimiter=form.delimiter)
+        if form.names_delimiter:
+            next(self._reader)
 
     def __iter__(self) -> Iterator[list[str] | BadRow]:
         source, reader = self._source, self._reader
@@ -80,6 +84,11 @@ class CsvRows:
                 is_end = str(error) == "unexpected end of data"
                 yield BadRow(f"{error}{': a quote is not closed' if is_end else ''}", line + 1, reader.line_num)
                 source.n, line = 0, reader.line_num
+            except UnicodeDecodeError as error:
+                if error.encoding.startswith("utf-8"):
+                    raise
+                yield BadRow("it is not valid UTF-16; nothing after it is read", line + 1, reader.line_num + 1)
+                return
             except _TooLong:
                 reason = f"it has more than {MAX_ROW:,} bytes; nothing after it is read"
                 yield BadRow(reason, line + 1, reader.line_num + 1)
@@ -104,6 +113,27 @@ def open_csv(path: Path, *, errors: str = "strict") -> Iterator[CsvRows]:
     with io.FileIO(descriptor) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UserError(f"{path} is not a regular file: save the table as a file first.")
-        header = file.read(_BUFFER).partition(b"\n")[0]
+        form = _form(path, file.read(_BUFFER))
         file.seek(0)
-        yield CsvRows(file, errors, next((d for d in ",;\t" if d.encode() in header), ","))
+        yield CsvRows(file, errors, form)
+
+
+class _Form(NamedTuple):
+    """Encoding and separator of a file."""
+
+    encoding: str
+    errors: str | None  # None: as the caller says
+    delimiter: str
+    names_delimiter: bool  # whether the first line does
+
+
+def _form(path: Path, start: bytes) -> _Form:
+    """Tell the form of a file by its first bytes; UserError if it is UTF-16 without a mark."""
+    is_wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding, errors = ("utf-16", "surrogatepass") if is_wide else ("utf-8-sig", None)
+    first = start.decode(encoding, "replace").partition("\n")[0].rstrip("\r")
+    if len(start) > 1 and (start[0] == 0) != (start[1] == 0):
+        raise UserError(f"{path} is not text in UTF-8: save the table as CSV in UTF-8.")
+    named = re.fullmatch(r'"?sep=([,;\t|])"?', first, re.IGNORECASE)
+    delimiter = named[1] if named else next((d for d in ",;\t" if d in first), ",")
+    return _Form(encoding, errors, delimiter, named is not None)

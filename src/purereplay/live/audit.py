@@ -31,11 +31,13 @@ from purereplay.nets.engine import Engine
 
 _CHUNK = 500  # samples
 _SCORED = """
-    SELECT d.position, s.id, c.label, d.probability, d.selected, d.centrality, d.buffer, p.position IS NOT NULL,
+    SELECT d.position, coalesce(m.id, s.id), c.label, d.probability, d.selected, d.centrality, d.buffer,
+        p.position IS NOT NULL,
         (SELECT l.label FROM corrections k JOIN classes l ON l.code = k.label WHERE k.position = d.position
          ORDER BY k.number DESC LIMIT 1),
         l.label, l.probability, v.n_samples, v.reason
     FROM decisions d JOIN samples s ON s.position = d.position JOIN classes c ON c.code = s.label
+    LEFT JOIN moves m ON m.position = d.position
     LEFT JOIN purified p ON p.position = d.position
     LEFT JOIN likely l ON l.position = d.position
     LEFT JOIN verdicts v ON v.number = (SELECT max(number) FROM verdicts w WHERE w.position = d.position)
@@ -46,10 +48,10 @@ _SCORED = """
 class Line(NamedTuple):
     """One scored sample; the fields are the columns of the file."""
 
-    id: str
+    id: str  # with which it was added, or the path that its file was moved to
     given_label: str
-    clean_probability: float  # high = clean
-    decision: str  # accepted or rejected; spr and pure-replay draw it with the clean probability, as in the paper
+    clean_probability: float  # high = clean; 1 if a person has corrected or confirmed the label
+    decision: str  # accepted or rejected; corrected or confirmed by a person; spr and pure-replay draw the first two
     likely_other_label: str | None  # None: the given label is the most likely one, or there is no classifier yet
     likely_other_probability: float | None
     corrected_label: str | None  # None: not corrected
@@ -135,11 +137,14 @@ def _lines(store: Store, classifier: Predictor | None) -> Iterator[Line]:
         for row, (code, chance) in zip(chunk, likely, strict=True):
             _, identity, given, probability, selected, centrality, number, in_purified, corrected, _, _, when, why = row
             other = None if code is None or labels[code] == given else labels[code]
+            decision = "accepted" if selected else "rejected"
+            if corrected is not None:  # what the filter said of the given label does not count any more
+                probability, decision = 1.0, "confirmed" if corrected == given else "corrected"
             yield Line(
                 id=identity,
                 given_label=given,
                 clean_probability=probability,
-                decision="accepted" if selected else "rejected",
+                decision=decision,
                 likely_other_label=other,
                 likely_other_probability=None if other is None else chance,
                 corrected_label=corrected,

@@ -1,8 +1,9 @@
 """A folder of images with one subfolder per label, read once or watched.
 
 The label of DATA/label/name.png is the name of the first folder below DATA; deeper folders are searched too. The id is
-the path relative to DATA, and files are read in the order of their names. Links out of DATA and links to folders are
-refused. The state may be inside DATA, but not in a folder with other files, which would not be read.
+the path relative to DATA, and files are read in the order of their names. Files that are no images, such as readme.txt
+or Thumbs.db, are skipped and named. Links out of DATA and links to folders are refused. The state may be inside DATA,
+but not in a folder with other files, which would not be read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from purereplay.errors import UserError
+from purereplay.live.images import is_other_file
 from purereplay.live.items import Chunks, Item, Offer, Refusal, in_chunks, short
 from purereplay.live.lists import offer_from
 from purereplay.live.store import is_own
@@ -31,10 +33,12 @@ class ImageFolder:
                 f"{skipped} cannot be the state of {root}: {short(others[0])} is in it and would be skipped; "
                 "use another --state."
             )
+        self.others: list[str] = []  # files that the last listing skipped, since they are no images
         self._read: dict[str, tuple[int, int]] = {}  # path -> size and time of the file when it was read
 
     def listing(self) -> list[Offer]:
-        """Return every file, by name; hidden files and the state folder are skipped."""
+        """Return every image, by name; hidden files, other files and the state folder are skipped."""
+        self.others = []
         return list(self._walk(self.root, None))
 
     def _walk(self, folder: Path, label: str | None) -> Iterator[Offer]:
@@ -56,6 +60,8 @@ class ImageFolder:
                     yield from self._walk(path, label or entry.name)
                 else:
                     yield from (Refusal(f"{name}/{other}", "is in the state folder") for other in _others(path))
+            elif _is_other(path):
+                self.others.append(name)
             else:
                 yield offer_from(name, {"path": name, "label": label}, self.root)
 
@@ -78,6 +84,13 @@ class ImageFolder:
             if not settled:
                 yield []
                 time.sleep(pause)
+
+
+def _is_other(path: Path) -> bool:
+    try:
+        return is_other_file(path)
+    except OSError:  # gone, or the reason is told when it is read
+        return False
 
 
 def _others(state: Path) -> list[str]:

@@ -11,6 +11,7 @@ At most `capacity` samples are compared with each other and teach the classifier
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
+from purereplay.errors import UserError
 from purereplay.live import digests
 from purereplay.live.opinion import Known, Opinion, form_opinion, load_opinion
-from purereplay.live.store import Current, Store
+from purereplay.live.store import REJECTED, Current, Store
 from purereplay.live.verdicts import (
     ALL,
     Estimate,
@@ -38,6 +40,7 @@ from purereplay.live.verdicts import (
     write_revision,
 )
 
+_logger = logging.getLogger(__name__)
 REST = 0.1  # at the end of a source all samples are judged again if there are new ones by this share of `growth`
 _READ = 500  # images read at once
 _JUDGED = "judged"  # fact: samples before this position were judged, or could not be judged yet
@@ -67,8 +70,12 @@ class FullMemory:
         self.watch: Progress | None = None  # may raise to stop the work
 
     def load(self, current: Current) -> None:
-        """Continue with a saved opinion."""
-        self.opinion = load_opinion(self.store, current)
+        """Continue with a saved opinion; one that cannot be read is formed anew, since the samples are all there."""
+        try:
+            self.opinion = load_opinion(self.store, current)
+        except UserError as error:
+            reason = str(error).partition(";")[0]
+            _logger.warning("%s; it is computed anew from the samples.", reason)
         self.revised = current.taken
         self.taken = max(current.taken, int(self.store.fact(_JUDGED) or 0))
 
@@ -81,6 +88,8 @@ class FullMemory:
             return
         hear = hear or (lambda judged: None)
         n = self.store.n_samples
+        if self.opinion is None and self.revised and not rest:  # its file was lost
+            hear(self._revise(self.taken))
         if rest:
             if n > self.revised + REST * options.growth * self.revised or self._opinion_is_old():
                 hear(self._revise(n))
@@ -97,8 +106,8 @@ class FullMemory:
                 return
 
     def settle(self) -> Judged | None:
-        """Judge all samples again if corrections were made since the last time."""
-        if self.opinion is None or not self._opinion_is_old():
+        """Judge all samples again if corrections were made since the last time, or if the opinion was lost."""
+        if not self.revised or not self._opinion_is_old():
             return None
         return self._revise(self.store.n_samples)
 
@@ -164,7 +173,7 @@ class FullMemory:
         return self._judged(stop, written, is_revision=False)
 
     def _judged(self, n: int, written: Written, *, is_revision: bool) -> Judged:
-        [n_rejected] = self.store.one("SELECT count(*) FROM decisions WHERE selected = 0")
+        [n_rejected] = self.store.one(f"SELECT count(*) FROM ({REJECTED})")
         noise = read_noise(self.store).get((ALL, ALL))
         return Judged(n, written.n_new, written.n_changed, int(n_rejected), is_revision, noise)
 
@@ -242,7 +251,7 @@ def _reason(before: Revision | None, now: Revision) -> str:
     if before is None:
         return ""
     n, m = now.n_samples - before.n_samples, now.n_corrections - before.n_corrections
-    parts = ([f"{n:,} more samples"] if n else []) + ([f"{m:,} more corrections"] if m > 0 else [])
+    parts = ([f"{n:,} more samples"] if n > 0 else []) + ([f"{m:,} more corrections"] if m > 0 else [])
     return " and ".join(parts) or "changed corrections"
 
 

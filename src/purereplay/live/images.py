@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import time
 import warnings
@@ -42,6 +43,11 @@ from purereplay.data.files import folder_below
 from purereplay.live.items import Refused
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+_NAMES = re.compile(  # ends of the names of images, also of those that are not read
+    r"\.(a?png|jpe?g?|jfif|bmp|dib|gif|webp|tiff?|hei[cf]|avif|jxl|jp2|svg|ico|psd|tga|p[pgbn]m|raw|dng|cr[23]|nef|arw|orf)",
+    re.IGNORECASE,
+)
+_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")  # first bytes of the formats
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 2**20  # of a file
 MAX_SCANNED = 2_000_000_000  # a decoder goes through all pixels in every scan of a JPEG; some seconds
@@ -94,6 +100,20 @@ def read_pixels(
     if shape and pixels.shape != shape:
         raise Refused(f"is {named(pixels.shape)}, but the images here are {named(shape)}")
     return pixels.copy()  # contiguous and writable, which Pillow's array is not
+
+
+def is_other_file(path: Path) -> bool:
+    """Return whether a regular file is no image, neither by its name nor by its first bytes."""
+    if _NAMES.fullmatch(path.suffix) or not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    try:
+        descriptor = os.open(path, _READ | _flags("O_NOFOLLOW"))
+        try:
+            return not os.read(descriptor, 8).startswith(_STARTS)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return True
 
 
 def look_at(image: Path | bytes, root: Path | None = None) -> Look:

@@ -25,6 +25,7 @@ class Source(NamedTuple):
     total: int | None  # number of items; None: unknown
     ends: bool  # whether all items are available now
     first: Sequence[Offer] = ()  # items that can be looked at before any is added: all of a folder, some of a list
+    others: Sequence[str] = ()  # files of a folder that are skipped, since they are no images
 
 
 def open_source(data: str, *, state: Path, root: Path | None = None, follow: bool = False) -> Source:
@@ -77,7 +78,7 @@ def _open_folder(path: Path, state: Path, *, follow: bool) -> Source:
     found = folder.listing()
     if not found:
         raise UserError(f"{path} holds no images: put them into one subfolder per label, label/name.png.")
-    return Source(in_chunks(iter(found)), len(found), ends=True, first=found)
+    return Source(in_chunks(iter(found)), len(found), ends=True, first=found, others=folder.others)
 
 
 def _stream(path: Path, offers: Iterator[Offer], total: int | None) -> Source:

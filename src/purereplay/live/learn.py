@@ -6,6 +6,7 @@ An observer receives every step and may stop the loop between two of them.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class LearnProgress:
     n_to_score: int = 0  # samples to be scored, as far as known
     n_scored: int = 0
     n_rejected: int = 0  # of these rejected by the filter; full-memory: of all samples of the state
+    others: Sequence[str] = ()  # files of a folder that were skipped, since they are no images
     judged: Judged | None = None  # the last judgement of full-memory
     steps: dict[str, int] = field(default_factory=dict)  # expected training steps for `n_to_score`, by phase
     account: Account = field(default_factory=Account)  # training time and steps so far
@@ -122,7 +124,7 @@ class _Loop:
         self.source = source
         self.observer = observer
         self.answers = answers
-        self.progress = LearnProgress(total=source.total, account=session.account)
+        self.progress = LearnProgress(total=source.total, others=source.others, account=session.account)
         self.first = session.taken  # position of the first sample that this call scores
         self.reviewed = Reviewed(session)
         session.engine.watch = self._training

@@ -83,15 +83,18 @@ class Opinion:
 
 
 def load_opinion(store: Store, current: Current) -> Opinion:
-    """Return the opinion of a state."""
+    """Return the opinion of a state; UserError if its file is missing, damaged or that of another state."""
     options = store.image_settings.memory_options
     n_labels = len(store.labels())
     most = 2**26 + min(current.taken, options.capacity) * 2**13 + n_labels * 2**16 + 8 * n_labels**2
-    saved = store.packed(current, most)
+    remedy = "run `purereplay learn` on the state's images again, which computes it anew from the samples"
     try:
+        saved = store.packed(current, most)
         return _opinion(saved.tensors, str(saved.facts["basis"]), store.image_settings.shape, n_labels)
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')}; {remedy}.") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{current.path} does not fit its state: {error}; restore the folder from a copy.") from None
+        raise UserError(f"{current.path} does not fit its state: {error}; {remedy}.") from None
 
 
 def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, n_labels: int) -> Opinion:

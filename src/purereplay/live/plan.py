@@ -1,5 +1,7 @@
 """A plan of `learn`: images, labels, sizes and time, before anything is written or expensive work begins.
 
+Images are read as `learn` reads them, at most `N_READ` of them. So damaged and moved files are counted.
+
 The time is measured on a few images: reading them, and computing their features. Judging all samples together takes
 about as long per sample on any data. So the estimate is rough, but of the right size.
 """
@@ -8,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +20,10 @@ import torch
 
 from purereplay.errors import UserError
 from purereplay.learners.spr.settings import SprSettings
-from purereplay.live.images import Pixels, Shape, read_pixels
+from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.intake import open_source
 from purereplay.live.items import Item, Offer, Refused
+from purereplay.live.moves import Moves
 from purereplay.live.settings import (
     NewSettings,
     StateSettings,
@@ -33,6 +37,8 @@ from purereplay.live.shapes import Chosen, choose, look_at_some
 from purereplay.live.store import DATABASE, Store
 from purereplay.purify.opinions import FeatureMap
 
+N_READ = 2000  # images that are read
+_IDS = "SELECT id FROM samples UNION SELECT id FROM moves"
 _TRIAL = 24  # images whose reading and features are timed
 _JUDGING = 0.004  # seconds to judge a sample together with the others
 _STORED = 400  # bytes of a sample besides its pixels
@@ -44,9 +50,12 @@ class Plan(NamedTuple):
     """What `learn` would do."""
 
     n_items: int
-    n_unusable: int  # of these without a label, or not to be read
-    n_known: int  # of these in the state already
-    labels: dict[str, int]  # number of images by label
+    n_read: int  # of these read; only they can be found to be damaged or moved
+    n_unusable: int  # without a label, damaged, or refused by the state
+    n_known: int  # in the state already
+    n_moved: int  # in the state already, under another path
+    n_others: int  # files that are no images, which are skipped
+    labels: dict[str, int]  # number of usable images by label
     chosen: Chosen | None  # None: the state has a shape already, or no image can be read
     settings: StateSettings | None  # None: no image can be read
     n_bytes: int  # room on the disk for the new samples
@@ -54,8 +63,18 @@ class Plan(NamedTuple):
     warnings: list[str]
 
 
-def plan(data: str, state: Path, wanted: Wanted, *, root: Path | None = None) -> Plan:
-    """Return what `learn` would do with a folder or list; nothing is written."""
+def plan(
+    data: str,
+    state: Path,
+    wanted: Wanted,
+    *,
+    root: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Plan:
+    """Return what `learn` would do with a folder or list; nothing is written.
+
+    `progress` is called with the number of images that were read and their total.
+    """
     if data == "-":
         raise UserError("--dry-run needs a folder or a list: a pipe cannot be read twice.")
     source = open_source(data, state=state, root=root)
@@ -63,17 +82,25 @@ def plan(data: str, state: Path, wanted: Wanted, *, root: Path | None = None) ->
     if source.total != len(source.first):
         offers = [offer for k, some in enumerate(source.chunks) for offer in (map(_light, some) if k else some)]
     items = [offer for offer in offers if isinstance(offer, Item)]
-    have, known = _existing(state, wanted)
-    chosen, settings = _shape(have, source.first)
-    n_new = sum(item.id not in known for item in items)
+    with _existing(state, wanted) as (have, store):
+        chosen, settings = _shape(have, source.first)
+        known = set() if store is None else {name for (name,) in store.query(_IDS)}
+        read = items[:: -(-len(items) // N_READ) or 1]
+        unusable, moved = _checked(read, settings, store, progress or (lambda n, total: None))
+    usable = [item for item in items if item.id not in unusable]
+    n_known = sum(item.id in known for item in items)
+    n_new = sum(item.id not in known and item.id not in moved for item in usable)
     n_bytes = n_new * (_STORED + (int(np.prod(settings.shape)) if settings else 0))
     seconds = _seconds(items, settings, n_new, len(known) + n_new) if settings else None
-    labels = dict(Counter(item.label for item in items))
+    labels = dict(Counter(item.label for item in usable))
     warnings = expensive(settings, seconds) if settings else []
     return Plan(
         n_items=len(offers),
-        n_unusable=len(offers) - len(items),
-        n_known=len(items) - n_new,
+        n_read=len(read) + len(offers) - len(items),
+        n_unusable=len(offers) - len(items) + len(unusable),
+        n_known=n_known,
+        n_moved=len(moved),
+        n_others=len(source.others),
         labels=labels,
         chosen=chosen,
         settings=settings,
@@ -108,13 +135,35 @@ def estimate(offers: Sequence[Offer], settings: StateSettings, n_new: int, n_all
     return _seconds([offer for offer in offers if isinstance(offer, Item)], settings, n_new, n_all)
 
 
-def _existing(state: Path, wanted: Wanted) -> tuple[NewSettings | StateSettings, set[str]]:
-    """Return the settings and the ids of a state; those of a new one if there is none."""
+@contextmanager
+def _existing(state: Path, wanted: Wanted) -> Iterator[tuple[NewSettings | StateSettings, Store | None]]:
+    """Open a state for reading; yields the settings of a new one and None if there is none."""
     if not (state / DATABASE).exists():
-        return new_settings(wanted), set()
+        yield new_settings(wanted), None
+        return
     with Store.reading(state, upgrade=False) as store:
         check_same(store.settings, wanted, state)
-        return store.settings, {name for (name,) in store.query("SELECT id FROM samples UNION SELECT id FROM moves")}
+        yield store.settings, store
+
+
+def _checked(
+    items: Sequence[Item], settings: StateSettings | None, store: Store | None, progress: Callable[[int, int], None]
+) -> tuple[set[str], set[str]]:
+    """Read images as `learn` would; returns the ids of those that it would refuse, and of those that were moved."""
+    moves = None if store is None else Moves(store)
+    unusable, moved = set[str](), set[str]()
+    for number, item in enumerate(items):
+        progress(number, len(items))
+        try:
+            pixels = _read(item, settings)
+            if store is not None and moves is not None:
+                if moves.find(item, pixels) is None:
+                    store.knows(item.id, item.label, pixels)
+                elif store.one(f"SELECT 1 FROM ({_IDS}) WHERE id = ?", [item.id]) is None:
+                    moved.add(item.id)
+        except Refused:
+            unusable.add(item.id)
+    return unusable, moved
 
 
 def _shape(have: NewSettings | StateSettings, offers: Sequence[Offer]) -> tuple[Chosen | None, StateSettings | None]:
@@ -136,7 +185,7 @@ def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: 
     some = items[:: max(1, len(items) // _TRIAL)][:_TRIAL]
     for item in some:
         try:
-            images.append(_read(item, settings, settings.shape))
+            images.append(_read(item, settings))
         except Refused:
             continue
     reading = (time.perf_counter() - began) / len(some)
@@ -150,7 +199,14 @@ def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: 
     return n_new * reading + n_all * computing + min(n_all, settings.options.capacity) * _JUDGING
 
 
-def _read(item: Item, settings: StateSettings, shape: Shape) -> Pixels:
+def _read(item: Item, settings: StateSettings | None) -> Pixels:
+    if settings is None:  # no shape could be chosen
+        return read_pixels(item.image, size=None, channels=None, shape=None, root=item.root)
     return read_pixels(
-        item.image, size=settings.size, channels=settings.channels, shape=shape, root=item.root, fit=settings.fit
+        item.image,
+        size=settings.size,
+        channels=settings.channels,
+        shape=settings.shape,
+        root=item.root,
+        fit=settings.fit,
     )

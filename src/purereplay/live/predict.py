@@ -16,7 +16,7 @@ from purereplay.data.forms import check_forms, forms_like, n_bytes
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.live.buffers import load_learner, make_learner
-from purereplay.live.images import read_pixels
+from purereplay.live.images import is_other_file, read_pixels
 from purereplay.live.items import Refused
 from purereplay.live.lists import within
 from purereplay.live.memory_settings import FULL_MEMORY
@@ -128,18 +128,18 @@ def ready_classifier(store: Store, engine: Engine) -> tuple[Predictor, list[str]
 
 
 def image_files(paths: list[Path]) -> list[ImageFile]:
-    """Return files as they are, and folders replaced by all their files that are not hidden, by name.
+    """Return files as they are, and folders replaced by all their images that are not hidden, by name.
 
-    UserError if a folder has no such files.
+    UserError if a folder has no images. Other files in it, such as readme.txt, are skipped.
     """
     return [found for path in paths for found in (_files_below(path) if path.is_dir() else [ImageFile(path)])]
 
 
 def _files_below(folder: Path) -> list[ImageFile]:
     found = (Path(below, name) for below, _, names in os.walk(folder) for name in names if not name.startswith("."))
-    files = [ImageFile(path, folder) for path in sorted(found) if path.is_file()]
+    files = [ImageFile(path, folder) for path in sorted(found) if path.is_file() and not is_other_file(path)]
     if not files:
-        raise UserError(f"{folder} holds no files to classify.")
+        raise UserError(f"{folder} holds no images to classify.")
     return files
 
 

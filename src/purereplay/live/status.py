@@ -9,7 +9,7 @@ from typing import TypedDict
 from purereplay.live.images import Shape
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.settings import StateSettings, buffer_sizes
-from purereplay.live.store import Store
+from purereplay.live.store import REJECTED, Store
 from purereplay.live.verdicts import ALL, last_revision, read_noise
 
 
@@ -39,7 +39,7 @@ class Status(TypedDict):
     samples: int
     scored: int
     waiting: int
-    accepted: int
+    accepted: int  # with those that a person has corrected
     rejected: int
     buffers: int
     delayed_size: int | None  # None: the learner full-memory has no buffers
@@ -68,19 +68,19 @@ def status(store: Store) -> Status:
 
         samples, scored = store.n_samples, count("SELECT count(*) FROM decisions")
         classes = store.query(
-            "SELECT c.label, count(s.position), count(d.position), coalesce(sum(d.selected), 0) FROM classes c"
+            "SELECT c.label, count(s.position), count(d.position), count(r.position) FROM classes c"
             " LEFT JOIN samples s ON s.label = c.code LEFT JOIN decisions d ON d.position = s.position"
-            " GROUP BY c.code ORDER BY c.code"
+            f" LEFT JOIN ({REJECTED}) r ON r.position = s.position GROUP BY c.code ORDER BY c.code"
         )
-        accepted = count("SELECT coalesce(sum(selected), 0) FROM decisions")
+        rejected = count(f"SELECT count(*) FROM ({REJECTED})")
         settings = store.settings
         delayed_size, purified_size = buffer_sizes(settings) or (None, None)
         return {
             "samples": samples,
             "scored": scored,
             "waiting": samples - scored,
-            "accepted": accepted,
-            "rejected": scored - accepted,
+            "accepted": scored - rejected,
+            "rejected": rejected,
             "buffers": count("SELECT coalesce(max(buffer) + 1, 0) FROM decisions") if delayed_size else 0,
             "delayed_size": delayed_size,
             "purified": count("SELECT count(*) FROM purified"),
@@ -97,9 +97,7 @@ def status(store: Store) -> Status:
             "preset": settings.preset,
             "seed": settings.seed,
             "bytes": _bytes(store.folder),
-            "classes": [
-                {"label": label, "samples": n, "scored": m, "rejected": m - passed} for label, n, m, passed in classes
-            ],
+            "classes": [{"label": label, "samples": n, "scored": m, "rejected": r} for label, n, m, r in classes],
         }
 
 

@@ -54,6 +54,7 @@ _JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
 _LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
+REJECTED = "SELECT position FROM decisions WHERE selected = 0 AND position NOT IN (SELECT position FROM corrections)"
 _GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
 _OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
@@ -263,20 +264,24 @@ class Store:
 
     def add(self, identity: str, label: str, pixels: Pixels) -> bool:
         """Store a sample; False if it is stored already, Refused if its id belongs to a different sample."""
-        digest = _digest(identity, label, pixels)
-        found = self.one(
-            "SELECT digest, c.label FROM samples s JOIN classes c ON c.code = s.label WHERE id = ?", [identity]
-        )
-        if found:
-            if found[0] != digest:
-                if found[1] == label:
-                    raise Refused("was added before with another image: use a new id")
-                raise Refused(f"was added before with the label {found[1]!r}: change it with `purereplay correct`")
+        if self.knows(identity, label, pixels):
             return False
+        digest = _digest(identity, label, pixels)
         position, code = self.n_samples, self.code(label)
         self._insert("samples", [(position, identity, code, pixels.tobytes(), digest)])
         self._count("samples", [(position, identity, code, digest)])
         return True
+
+    def knows(self, identity: str, label: str, pixels: Pixels) -> bool:
+        """Return whether a sample is stored; Refused if its id belongs to a different sample."""
+        found = self.one(
+            "SELECT digest, c.label FROM samples s JOIN classes c ON c.code = s.label WHERE id = ?", [identity]
+        )
+        if found and found[0] != _digest(identity, label, pixels):
+            if found[1] == label:
+                raise Refused("was added before with another image: use a new id")
+            raise Refused(f"was added before with the label {found[1]!r}: change it with `purereplay correct`")
+        return found is not None
 
     def code(self, label: str) -> int:
         """Return the number of a label; a new label gets the next number."""

@@ -34,12 +34,11 @@ from purereplay.live.status import NoiseStatus, Status
 from purereplay.live.verdicts import Estimate
 from purereplay.nets.engine import TrainingProgress
 from purereplay.report.sinks import Sinks
-from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left
+from purereplay.report.terminal import PlainLines, duration, interruptible, out, percent, progress_bars, seconds_left
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
 _PAIRS = 10  # of labels, in `status`
 Measured = dict[str, float]
-_LOG_SECONDS = 30  # between two lines of progress in a log file
 
 
 class LearnBars(LearnObserver):
@@ -49,9 +48,10 @@ class LearnBars(LearnObserver):
         self.bars = bars
         self.write = write  # receives the numbers of every buffer
         self.interrupted = interrupted  # not empty once Ctrl-C was pressed
-        self.last_logged = time.monotonic()
+        self.lines = PlainLines(bars)
         self.rows: dict[str, TaskID] = {}
-        self.phase = ("", 0.0)  # of judging, and when it began
+        self.judging_text = _JudgingText()
+        self.began: float | None = None  # when the first items were added
 
     def should_stop(self) -> bool:
         return bool(self.interrupted)
@@ -64,20 +64,18 @@ class LearnBars(LearnObserver):
         _stderr.print(sentence)
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
-        n, total = progress.n_seen, progress.total
-        self._update("added", n, total, f"{n:,}" + (f" of {total:,}" if total else ""))
+        n, total, now = progress.n_seen, progress.total, time.monotonic()
+        self.began, n_before = self.began or now, n - len(outcomes)
+        left = (now - self.began) * (total - n) / n_before if total and n_before else None
+        text = f"{n:,}" + (f" of {total:,}" if total else "")
+        self._update("added", n, total, text + ("" if left is None else f", {duration(max(0.0, left))} left"))
 
     def training(self, progress: LearnProgress, now: TrainingProgress) -> None:
         self._update("training", now.done, now.total, f"{now.phase}: step {now.done:,} of {now.total:,}")
         self._update_scored(progress, now)
 
     def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
-        phase, now = work.partition(":")[0], time.monotonic()
-        if phase != self.phase[0]:
-            self.phase = (phase, now)
-        left = (now - self.phase[1]) * (total - done) / done if done and total else None
-        text = work + (f" {done:,} of {total:,}" if total else "")
-        self._update("judging", done, total, text + ("" if left is None else f", {duration(left)} left"))
+        self._update("judging", done, total, self.judging_text(work, done, total))
 
     def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
         self._update_scored(progress, None)
@@ -89,15 +87,27 @@ class LearnBars(LearnObserver):
         left = seconds_left(progress.steps, [progress.account], now)
         text += "" if left is None else f", {duration(left)} left"
         self._update("scored", progress.n_scored, progress.n_to_score, text)
-        is_log = not (out.is_terminal or self.bars.disable)
-        if is_log and time.monotonic() - self.last_logged > _LOG_SECONDS:
-            self.last_logged = time.monotonic()
-            self.bars.print(f"scored {text}")
 
     def _update(self, name: str, done: int, total: int | None, text: str) -> None:
         if name not in self.rows:
             self.rows[name] = self.bars.add_task(name, total=total, what="")
         self.bars.update(self.rows[name], completed=done, total=total, what=text)
+        self.lines(f"{name}: {text}")
+
+
+class _JudgingText:
+    """Text about judging all samples: the current work, its steps, and the time that is left of it."""
+
+    def __init__(self) -> None:
+        self.phase = ("", 0.0)  # name, and when it began
+
+    def __call__(self, work: str, done: int, total: int | None) -> str:
+        phase, now = work.partition(":")[0], time.monotonic()
+        if phase != self.phase[0]:
+            self.phase = (phase, now)
+        left = (now - self.phase[1]) * (total - done) / done if done and total else None
+        text = work + (f" {done:,} of {total:,}" if total else "")
+        return text + ("" if left is None else f", {duration(left)} left")
 
 
 class _FileBars(LearnBars):
@@ -140,7 +150,12 @@ def _measured(progress: LearnProgress, report: FilterReport | Judged) -> Measure
 def show_plan(plan: Plan) -> None:
     """Print what `learn` would do."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("images", f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {plan.n_unusable:,}")
+    counts = f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {plan.n_unusable:,}"
+    table.add_row("images", counts + (f", moved {plan.n_moved:,}" if plan.n_moved else ""))
+    if plan.n_read < plan.n_items:
+        table.add_row("", f"only {plan.n_read:,} of them were read: more may be unusable or moved")
+    if plan.n_others:
+        table.add_row("other files", f"{plan.n_others:,}, skipped")
     names = sorted(plan.labels, key=lambda name: -plan.labels[name])
     shown = ", ".join(f"{name} {plan.labels[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
     table.add_row("labels", Text(printable(f"{len(names):,}: {shown}")))
@@ -163,6 +178,10 @@ def show_learned(state: Path, done: LearnProgress) -> None:
     out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
     if done.n_corrected:
         out.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
+    if done.others:
+        more = f" and {len(done.others) - _PAIRS:,} more" if len(done.others) > _PAIRS else ""
+        names = printable(", ".join(done.others[:_PAIRS]))
+        out.print(f"files skipped, since they are no images: {names}{more}", markup=False)
     command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
     if done.judged is not None:
         show_judged(done.judged)
@@ -262,10 +281,10 @@ def _as_csv(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -> 
 
 
 @contextmanager
-def auditing() -> Iterator[Callable[[int, int], None]]:
-    """Show a bar while an audit is written; yields the callback that moves it."""
+def counting(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while an audit is written or a plan is made; yields the callback that moves it."""
     with progress_bars() as bars:
-        row = bars.add_task("classifying", total=None, what="")
+        row = bars.add_task(name, total=None, what="")
         yield lambda n, total: bars.update(row, completed=n, total=total)
 
 
@@ -307,7 +326,14 @@ def settling() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show a bar while all samples are judged again; yields the callback that moves it."""
     with progress_bars() as bars:
         row = bars.add_task("judging", total=None, what="")
-        yield lambda work, n, total: bars.update(row, completed=n, total=total, what=work)
+        lines, text_of = PlainLines(bars), _JudgingText()
+
+        def show(work: str, n: int, total: int | None) -> None:
+            text = text_of(work, n, total)
+            bars.update(row, completed=n, total=total, what=text)
+            lines(f"judging: {text}")
+
+        yield show
 
 
 def show_recorded(outcomes: list[Outcome]) -> int:
@@ -356,13 +382,17 @@ def _told(noise: NoiseStatus) -> str:
 def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
     following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
-    table.add_row("judged", f"{status['scored']:,}; all together {status['revisions']:,} times{following}")
+    table.add_row("judged", f"{status['scored']:,}; all together {_times(status['revisions'])}{following}")
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     table.add_row("waiting", f"{status['waiting']:,}")
     table.add_row("teaching the classifier", f"{status['purified']:,}")
     table.add_row("corrected", f"{status['corrected']:,}")
     overall = [row for row in status["noise"] if row["given"] is None]
     table.add_row("wrong labels, estimated", _told(overall[0]) if overall else "unknown")
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n:,} times" if n else "not yet"
 
 
 def _summary(status: Status) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from purereplay.nets.engine import TrainingProgress
     from purereplay.nets.lockstep import Account
 
+LINE_SECONDS = 10.0  # between two lines of progress
 out = Console(highlight=False, soft_wrap=True)
 
 
@@ -52,6 +54,20 @@ def progress_bars(*, disable: bool = False) -> Bars:
     """Return empty bars; tasks have a text `what` behind the bar."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}")
     return Bars(*columns, console=out, transient=True, disable=disable)
+
+
+class PlainLines:
+    """Progress as a line of text every ten seconds, for output that is no terminal: bars are not shown there."""
+
+    def __init__(self, bars: Bars) -> None:
+        self.print = bars.print
+        self.wanted = not (bars.console.is_terminal or bars.disable)
+        self.last = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if self.wanted and time.monotonic() - self.last >= LINE_SECONDS:
+            self.last = time.monotonic()
+            self.print(text, markup=False)
 
 
 def loading_bars(bars: Bars) -> Progress:

@@ -17,7 +17,7 @@ from purereplay.data.catalogue import info_for
 from purereplay.data.text import printable
 from purereplay.errors import UserError
 from purereplay.evaluate.results import RunDirectory
-from purereplay.live.store import DATABASE, Store
+from purereplay.live.store import DATABASE, REJECTED, Store
 from purereplay.report.terminal import duration, out, percent
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -83,11 +83,11 @@ def _state(path: Path) -> View:
             return int(store.one(sql)[0])
 
         scored = count("SELECT count(*) FROM decisions")
-        accepted = count("SELECT coalesce(sum(selected), 0) FROM decisions")
+        rejected = count(f"SELECT count(*) FROM ({REJECTED})")
         n_labels = count("SELECT count(*) FROM classes")
         rows = [
             ("samples", f"{store.n_samples:,} of {n_labels:,} labels"),
-            ("accepted, rejected", f"{accepted:,}, {scored - accepted:,}"),
+            ("accepted, rejected", f"{scored - rejected:,}, {rejected:,}"),
             ("in the purified buffer", f"{count('SELECT count(*) FROM purified'):,}"),
             ("labels by people", f"{count('SELECT count(DISTINCT position) FROM corrections'):,}"),
         ]

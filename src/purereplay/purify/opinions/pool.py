@@ -7,7 +7,8 @@ Model of a given label: p(given = j | x) = Σ_k T[k, j] · q_k(x).
 - T, the noise matrix, holds the shares of each true class by given label. Its prior is a Dirichlet distribution around
   equal noise of all classes, whose rate is estimated with it.
 
-All parameters are chosen by the likelihood of the given labels under out-of-sample scores; no true label is needed.
+All parameters are chosen by the likelihood of the given labels under out-of-sample scores; no true label is needed. It
+has several maxima, so the search begins with soft opinions and again with sharp ones, and the better result is taken.
 Overlap of classes and noise differ in form: overlap depends on x, whereas noise also hits samples far from other
 classes. So a clean, hard problem gets soft q and T near 1, and a noisy, easy one sharp q and T with a margin.
 
@@ -29,6 +30,8 @@ MOST_CORRECTED = 40  # classes up to which A is fitted; it has as many entries a
 _CONCENTRATION = 20.0  # pseudo-counts of a row of T
 _CORRECTION = 30.0  # strength of the ridge on A and b
 _FIRST_RATE = 0.15  # noise rate to start with
+_SOFT, _SHARP = 2.0, 6.0  # weight of all members to start with
+_CLEARLY = 0.005  # by which the loss per sample after the sharp start must be lower to be preferred
 _ROUNDS, _STEPS = 25, 40  # updates of the noise rate, and steps of the optimiser in each
 _SPARSE_ROUNDS, _SPARSE_STEPS, _UPDATES = 30, 8, 3  # the same for the sparse noise matrix, and its updates
 _CONVERGED = 2e-4  # change of the noise rate
@@ -73,10 +76,8 @@ def fit_pool(
     scales = np.array([max(float(own.std()), 1e-9) if _knows(own, labels) else _SILENT for own in scores])
     inputs = [own / scale for own, scale in zip(scores, scales, strict=True)]
     problem = _Problem(inputs, labels, trusted, noise, given)
-    if noise is not None:
-        values = problem.improve(problem.start(_FIRST_RATE), 0.0, _STEPS)
-    else:
-        values = _fit_sparse(problem, _fit_dense(problem))
+    is_known = noise is not None
+    values = problem.improve(problem.start(_FIRST_RATE), 0.0, _STEPS) if is_known else _fit_all(problem)
     assert problem.known is not None
     weights, correction, bias, _ = problem.parts(values)
     return Fit(Pool(weights, scales, correction, bias), problem.known)
@@ -91,7 +92,23 @@ def _knows(scores: Real, labels: Whole) -> bool:
     return float((own - scores.mean(1)).mean()) > 0
 
 
-def _fit_dense(problem: _Problem) -> Real:
+def _fit_all(problem: _Problem) -> Real:
+    """Fit all parameters, and leave the noise in the problem.
+
+    From one start the search may end at no noise and opinions as soft as the labels are noisy.
+    """
+    values = _fit_sparse(problem, _fit_dense(problem, _SOFT))
+    if problem.corrects:
+        noise, loss = problem.known, problem.loss(values)
+        problem.known = None
+        others = _fit_sparse(problem, _fit_dense(problem, _SHARP))
+        if problem.loss(others) < loss - _CLEARLY:
+            return others
+        problem.known = noise
+    return values
+
+
+def _fit_dense(problem: _Problem, weight: float) -> Real:
     """Fit all parameters, with a rate of its own for every pair of classes, and leave the noise in the problem.
 
     With many classes there are too few samples of each pair: equal noise is kept.
@@ -100,7 +117,7 @@ def _fit_dense(problem: _Problem) -> Real:
     if not problem.corrects:
         problem.known = equal_noise(rate, problem.n_classes)
         return problem.improve(problem.start(rate), rate, _STEPS)
-    values = problem.start(rate)
+    values = problem.start(rate, weight)
     for _ in range(_ROUNDS):
         values = problem.improve(values, rate, _STEPS)
         before, rate = rate, problem.rate(values)
@@ -158,9 +175,9 @@ class _Problem:
         self.counted = np.flatnonzero(~trusted) if given is None else self.rows  # samples that tell about T
         self.trusts_label_only = given is None
 
-    def start(self, rate: float) -> Real:
+    def start(self, rate: float, weight: float = _SOFT) -> Real:
         k, m = self.n_classes, len(self.inputs)
-        found = np.concatenate([np.full(m, 2.0 / m), np.zeros(k + k * k * self.corrects)])
+        found = np.concatenate([np.full(m, weight / m), np.zeros(k + k * k * self.corrects)])
         if self.known is not None:
             return found
         return np.concatenate([found, np.log(np.maximum(equal_noise(rate, k), 1e-12)).ravel()])
@@ -179,6 +196,10 @@ class _Problem:
         found = minimize(self._loss, values, (rate,), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         better: Real = found.x
         return better
+
+    def loss(self, values: Real) -> float:
+        """Return the negative logarithm of the likelihood with the ridge, per sample, for a known T."""
+        return self._loss(values, 0.0)[0]
 
     def rate(self, values: Real) -> float:
         """Return the expected share of wrong labels among the counted samples."""
