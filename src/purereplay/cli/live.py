@@ -12,6 +12,14 @@ from purereplay.cli.app import Device, Log, SetOption, app, overrides
 from purereplay.errors import UserError
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, PREPARATION, Preparation, SmallClass
 
+EncoderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder",
+        help="Compare features of this encoder instead of pixels: onnx:FILE, torch:FILE, python:MODULE:FUNCTION, "
+        "timm:NAME, hf:NAME, file:FEATURES.npz (.parquet, .csv) or none. See docs/encoders.md.",
+    ),
+]
 State = Annotated[Path, typer.Option("--state", help="State folder, created by `learn`.")]
 
 
@@ -48,6 +56,7 @@ def learn(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
+    encoder: EncoderOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would happen: images, labels, sizes and time. Writes nothing.")
     ] = False,
@@ -59,8 +68,8 @@ def learn(
 
     Images may have any size; they are resized to one that is chosen by the first images, with the aspect kept. The
     same command again continues after any interruption and adds what is new in the data. A file that was moved to the
-    folder of another label has its label corrected. Size, channels, learner, preset, seed and settings are fixed when
-    the state is created.
+    folder of another label has its label corrected. Size, channels, learner, preset, seed, encoder and settings are
+    fixed when the state is created.
 
     Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
     standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
@@ -74,15 +83,25 @@ def learn(
 
         purereplay learn labels.csv --state state --size 32
 
+        purereplay learn photos --state state --encoder onnx:encoder.onnx
+
         camera | purereplay learn - --state state > answers.jsonl
     """
     from purereplay.live.learn import learn
     from purereplay.live.plan import plan
-    from purereplay.live.settings import Wanted
+    from purereplay.live.settings import Wanted, wanted_encoder
     from purereplay.report import live as report
 
     chosen = overrides(set_)
-    wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
+    wanted = Wanted(
+        learner=learner,
+        preset=preset,
+        overrides=chosen,
+        seed=seed,
+        size=size,
+        channels=channels,
+        encoder=wanted_encoder(encoder),
+    )
     if dry_run:
         report.show_plan(plan(data, state, wanted, root=root))
         return
@@ -112,6 +131,10 @@ def predict(
     form: Annotated[
         str, typer.Option("--format", help="table, jsonl or csv; the last two give the probability of every label.")
     ] = "table",
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="Encoder of the state, if it runs code (python:, torch:) or its file was moved."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Classify images with the classifier of a state.
@@ -125,14 +148,18 @@ def predict(
     _check_form(form, "table", "jsonl", "csv")
     from purereplay.live.predict import image_files, predict, ready_classifier
     from purereplay.live.session import make_engine
+    from purereplay.live.settings import Wanted, check_same, wanted_encoder
     from purereplay.live.store import Store
     from purereplay.report import live as report
 
     paths, engine = image_files(images), make_engine(device)
+    named = wanted_encoder(encoder)
     with Store.reading(state) as store:
+        check_same(store.settings, Wanted(encoder=named), state)
         with report.preparing():
             classifier, labels = ready_classifier(store, engine)
-        n_refused = report.show_predictions(predict(store, classifier, paths), labels, form)
+        own = None if isinstance(named, str) else named
+        n_refused = report.show_predictions(predict(store, classifier, paths, own), labels, form)
     if n_refused:
         raise UserError(f"{n_refused:,} of {len(paths):,} images were refused; the others were classified.")
 

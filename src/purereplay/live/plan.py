@@ -17,6 +17,7 @@ import torch
 
 from purereplay.errors import UserError
 from purereplay.learners.spr.settings import SprSettings
+from purereplay.live.encoding import Encoding
 from purereplay.live.images import Pixels, Shape, read_pixels
 from purereplay.live.intake import open_source
 from purereplay.live.items import Item, Offer, Refused
@@ -61,11 +62,12 @@ def plan(data: str, state: Path, wanted: Wanted, *, root: Path | None = None) ->
     source = open_source(data, state=state, root=root)
     offers = list(source.first) if source.total == len(source.first) else [o for some in source.chunks for o in some]
     items = [offer for offer in offers if isinstance(offer, Item)]
-    have, known = _existing(state, wanted)
+    have, known, encoding = _existing(state, wanted)
     chosen, settings = _shape(have, source.first)
     n_new = sum(item.id not in known for item in items)
     n_bytes = n_new * (_STORED + (int(np.prod(settings.shape)) if settings else 0))
-    seconds = _seconds(items, settings, n_new, len(known) + n_new) if settings else None
+    n_bytes += n_new * 4 * have.encoder.dim if have.encoder else 0
+    seconds = _seconds(items, settings, n_new, len(known) + n_new, encoding) if settings else None
     labels = dict(Counter(item.label for item in items))
     warnings = expensive(settings, seconds) if settings else []
     return Plan(
@@ -96,18 +98,22 @@ def expensive(settings: StateSettings, seconds: float | None) -> list[str]:
     return found
 
 
-def estimate(offers: Sequence[Offer], settings: StateSettings, n_new: int, n_all: int) -> float | None:
+def estimate(
+    offers: Sequence[Offer], settings: StateSettings, n_new: int, n_all: int, encoding: Encoding | None = None
+) -> float | None:
     """Return the seconds that `n_new` of the offers take, of `n_all` samples; None if unknown."""
-    return _seconds([offer for offer in offers if isinstance(offer, Item)], settings, n_new, n_all)
+    return _seconds([offer for offer in offers if isinstance(offer, Item)], settings, n_new, n_all, encoding)
 
 
-def _existing(state: Path, wanted: Wanted) -> tuple[NewSettings | StateSettings, set[str]]:
-    """Return the settings and the ids of a state; those of a new one if there is none."""
+def _existing(state: Path, wanted: Wanted) -> tuple[NewSettings | StateSettings, set[str], Encoding | None]:
+    """Return the settings, the ids and the encoder of a state; those of a new one if there is none."""
+    named = None if wanted.encoder is None or isinstance(wanted.encoder, str) else wanted.encoder
     if not (state / DATABASE).exists():
-        return new_settings(wanted), set()
+        return new_settings(wanted), set(), None if named is None else Encoding(named)
     with Store.reading(state, upgrade=False) as store:
         check_same(store.settings, wanted, state)
-        return store.settings, {name for (name,) in store.query("SELECT id FROM samples UNION SELECT id FROM moves")}
+        ids = {name for (name,) in store.query("SELECT id FROM samples UNION SELECT id FROM moves")}
+        return store.settings, ids, Encoding.of_state(store, named)
 
 
 def _shape(have: NewSettings | StateSettings, offers: Sequence[Offer]) -> tuple[Chosen | None, StateSettings | None]:
@@ -120,12 +126,17 @@ def _shape(have: NewSettings | StateSettings, offers: Sequence[Offer]) -> tuple[
     return chosen, with_shape(have, chosen.shape)
 
 
-def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: int) -> float | None:
+def _seconds(
+    items: Sequence[Item], settings: StateSettings, n_new: int, n_all: int, encoding: Encoding | None
+) -> float | None:
     """Return a rough estimate of the time, by reading some images and computing their features."""
     if isinstance(settings.options, SprSettings) or not items:
         return None
     began, images = time.perf_counter(), list[Pixels]()
     some = items[:: max(1, len(items) // _TRIAL)][:_TRIAL]
+    if settings.encoder is not None:
+        encoded = None if encoding is None else _encoding_seconds(some, settings, encoding)
+        return encoded and n_new * encoded + min(n_all, settings.options.capacity) * _JUDGING
     for item in some:
         try:
             images.append(_read(item, settings, settings.shape))
@@ -140,6 +151,18 @@ def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: 
     features.transform(pixels)
     computing = (time.perf_counter() - began) / len(images)
     return n_new * reading + n_all * computing + min(n_all, settings.options.capacity) * _JUDGING
+
+
+def _encoding_seconds(some: Sequence[Item], settings: StateSettings, encoding: Encoding) -> float | None:
+    """Return the seconds that an image takes to be read and encoded; those of the cache take less."""
+    began, n = time.perf_counter(), 0
+    for item in some:
+        try:
+            encoding.features([encoding.read(item.image, settings, item.root)], [(item.id,)])
+            n += 1
+        except Refused:
+            continue
+    return (time.perf_counter() - began) / n if n else None
 
 
 def _read(item: Item, settings: StateSettings, shape: Shape) -> Pixels:

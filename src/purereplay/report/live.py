@@ -49,7 +49,7 @@ class LearnBars(LearnObserver):
         self.bars = bars
         self.write = write  # receives the numbers of every buffer
         self.interrupted = interrupted  # not empty once Ctrl-C was pressed
-        self.last_logged = time.monotonic()
+        self.began = self.last_logged = time.monotonic()
         self.rows: dict[str, TaskID] = {}
         self.phase = ("", 0.0)  # of judging, and when it began
 
@@ -64,8 +64,11 @@ class LearnBars(LearnObserver):
         _stderr.print(sentence)
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
-        n, total = progress.n_seen, progress.total
-        self._update("added", n, total, f"{n:,}" + (f" of {total:,}" if total else ""))
+        n, total, now = progress.n_seen, progress.total, time.monotonic()
+        left = (now - self.began) * (total - n) / n if n and total and n < total and now > self.began + 1 else None
+        text = f"{n:,}" + (f" of {total:,}" if total else "") + ("" if left is None else f", {duration(left)} left")
+        self._update("added", n, total, text)
+        self._log(f"added {text}")
 
     def training(self, progress: LearnProgress, now: TrainingProgress) -> None:
         self._update("training", now.done, now.total, f"{now.phase}: step {now.done:,} of {now.total:,}")
@@ -89,10 +92,14 @@ class LearnBars(LearnObserver):
         left = seconds_left(progress.steps, [progress.account], now)
         text += "" if left is None else f", {duration(left)} left"
         self._update("scored", progress.n_scored, progress.n_to_score, text)
+        self._log(f"scored {text}")
+
+    def _log(self, text: str) -> None:
+        """Write a line of progress into a log file, every half minute."""
         is_log = not (out.is_terminal or self.bars.disable)
         if is_log and time.monotonic() - self.last_logged > _LOG_SECONDS:
             self.last_logged = time.monotonic()
-            self.bars.print(f"scored {text}")
+            self.bars.print(text)
 
     def _update(self, name: str, done: int, total: int | None, text: str) -> None:
         if name not in self.rows:
@@ -150,6 +157,8 @@ def show_plan(plan: Plan) -> None:
         channels, height, width = plan.settings.shape
         table.add_row("learned as", f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}")
         table.add_row("learner", f"{plan.settings.learner}, preset {plan.settings.preset}, seed {plan.settings.seed}")
+        if (encoder := plan.settings.encoder) is not None:
+            table.add_row("encoder", Text(printable(f"{encoder.text}, {encoder.dim:,} features")))
     table.add_row("room on disk", f"{plan.n_bytes / 2**20:,.1f} MiB")
     table.add_row("time", "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}")
     out.print(table)
@@ -381,5 +390,7 @@ def _summary(status: Status) -> Table:
             "corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}"
         )
     table.add_row("created with", f"learner {status['learner']}, preset {status['preset']}, seed {status['seed']}")
+    if status["encoder"] is not None:
+        table.add_row("encoder", Text(printable(status["encoder"])))
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")
     return table
