@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from purereplay.data.encoders import NONE, CheckedEncoder, FeatureFile, open_encoder
-from purereplay.data.encoders.named import check_same as check_same_encoder
+from purereplay.data.encoders import check_same as check_same_encoder
 from purereplay.data.memory import machine_memory
 from purereplay.errors import UserError
 from purereplay.learners import own_data

@@ -4,11 +4,11 @@ text such as `onnx:FILE` (`named`) → an encoder (`onnx_files`, `torch_models`,
 that are checked (`base`) and kept (`cache`).
 """
 
+from purereplay.data.encoders.arrays import encoded_samples
 from purereplay.data.encoders.base import CheckedEncoder, Embedded, Encoder
 from purereplay.data.encoders.cache import FeatureCache
 from purereplay.data.encoders.feature_files import FeatureFile
-from purereplay.data.encoders.named import NONE, as_encoder, open_encoder, reopen
-from purereplay.data.encoders.pictures import as_inputs, padded
+from purereplay.data.encoders.named import NONE, as_encoder, check_same, open_encoder, reopen, runs_code
 
 __all__ = [
     "NONE",
@@ -18,8 +18,9 @@ __all__ = [
     "FeatureCache",
     "FeatureFile",
     "as_encoder",
-    "as_inputs",
+    "check_same",
+    "encoded_samples",
     "open_encoder",
-    "padded",
     "reopen",
+    "runs_code",
 ]

@@ -58,7 +58,6 @@ class CheckedEncoder:
     dim: int
     size: int
     batch: int
-    runs_code: bool = False  # opening it runs code of its author
 
     def embed(self, images: Pixels, watch: Progress | None = None) -> Embedded:
         """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder fails on all of several."""
@@ -89,7 +88,7 @@ class _Wrong(Exception):
     """The reason why an encoder has no features for images, as the end of a sentence that starts with a name."""
 
 
-def checked(encoder: Encoder, *, text: str, digest: str, runs_code: bool = False) -> CheckedEncoder:
+def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     """Ask an encoder for the features of two images, and return it; UserError if they cannot be used."""
     name = str(getattr(encoder, "name", text))
     size, batch = int(getattr(encoder, "size", SIZE)), int(getattr(encoder, "batch", BATCH))
@@ -105,7 +104,7 @@ def checked(encoder: Encoder, *, text: str, digest: str, runs_code: bool = False
         raise UserError(f"The encoder {name} cannot be used: a trial image {reason}.") from None
     if not 1 <= found.shape[1] <= MOST_FEATURES:
         raise UserError(f"The encoder {name} gives {found.shape[1]:,} features, not 1 to {MOST_FEATURES:,}.")
-    return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch, runs_code)
+    return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch)
 
 
 def _asked(encoder: Encoder, images: Pixels, dim: int | None) -> Features:

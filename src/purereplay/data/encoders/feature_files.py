@@ -18,7 +18,6 @@ from purereplay.errors import UserError
 class FeatureFile:
     """Features by id; `rows` holds the place of each id in `features`."""
 
-    runs_code = False
     size = 0  # takes no pixels
 
     def __init__(self, path: Path) -> None:

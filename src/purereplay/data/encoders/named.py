@@ -12,6 +12,7 @@ from purereplay.data.encoders.options import Named, parse_name
 from purereplay.errors import UserError
 
 NONE = "none"
+_CODE = ("python", "torch")  # kinds whose author's code runs
 _LARGEST = 4 * 2**30  # bytes of a file
 
 
@@ -31,7 +32,7 @@ def open_encoder(text: str) -> CheckedEncoder | FeatureFile:
     else:
         encoder, digest = (timm_model if named.kind == "timm" else hf_model)(named.source, named.options)
     own = digest_of(named.kind, digest, str(named.options))
-    return checked(encoder, text=text, digest=own, runs_code=named.kind == "python")
+    return checked(encoder, text=text, digest=own)
 
 
 def as_encoder(given: str | Encoder) -> CheckedEncoder:
@@ -51,14 +52,18 @@ def reopen(text: str, digest: str, owner: str | Path) -> CheckedEncoder | Featur
 
     A file from somebody else may name any encoder, so one whose author's code would run is not opened.
     """
-    kind = parse_name(text).kind
-    if kind in ("python", "torch"):
+    if runs_code(text):
         raise UserError(
             f"{owner} was made with {text}, which runs code: name it again with --encoder {text} if you trust it."
         )
     found = open_encoder(text)
     check_same(found, text, digest, owner)
     return found
+
+
+def runs_code(text: str) -> bool:
+    """Return whether opening the encoder that a text names runs code of its author."""
+    return parse_name(text).kind in _CODE
 
 
 def check_same(found: CheckedEncoder | FeatureFile, text: str, digest: str, owner: str | Path) -> None:
@@ -89,4 +94,4 @@ def _from_file(named: Named) -> CheckedEncoder:
         encoder = torch_file(content, path, named.options)
     text = f"{named.kind}:{path.resolve()}" + (f"?{named.query}" if named.query else "")
     digest = digest_of(named.kind, content, str(named.options))
-    return checked(encoder, text=text, digest=digest, runs_code=named.kind == "torch")
+    return checked(encoder, text=text, digest=digest)
