@@ -107,7 +107,7 @@ def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, dim: int, n_l
     check_forms(groups[""], forms)
     if n > n_labels or model.n_features != feature_map.n_features or feature_map.is_for_images == bool(dim):
         raise ValueError("its classifier is that of another state")
-    if feature_map.n_features != dim if dim else feature_map.parts["filters"].shape[1] != shape[0]:
+    if feature_map.n_inputs != dim if dim else feature_map.parts["filters"].shape[1] != shape[0]:
         raise ValueError("its features are those of other images")
     return Opinion(int(groups[""]["revision"]), basis, feature_map, model, groups[""]["noise"].numpy(), shape, {}, {})
 

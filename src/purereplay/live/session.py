@@ -113,7 +113,7 @@ class Session:
         assert self.encoding is not None
         return self.encoding.prepared(offers, self.store)
 
-    def _take(self, offer: Offer, moved: dict[int, str], encoded: Encoded | None) -> Outcome:
+    def _take(self, offer: Offer, moved: dict[int, str], encoded: Encoded | None = None) -> Outcome:
         if not isinstance(offer, Item):
             return Outcome(offer.name, offer.line, new=False, error=offer.reason)
         s = self.store.settings
