@@ -206,10 +206,15 @@ def _source(file: ImageFile) -> ImageSource | Refused:
     """Return the source of a file, or the reason why it is refused: it may be a link out of its folder."""
     path, root = file
     if root is None:
-        return ImageSource(path, None, (str(path), path.name))
+        return ImageSource(path, None, _names(path))
     name = path.relative_to(root)
     try:
         found, own = within(str(name), root)
     except Refused as reason:
         return reason
-    return ImageSource(found, own, (name.as_posix(), str(path)))
+    return ImageSource(found, own, _names(path))
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """Return the ends of a path, the longest first: an id is relative to a folder that is not known here."""
+    return tuple("/".join(path.parts[start:]) for start in range(len(path.parts)))

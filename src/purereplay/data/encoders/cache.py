@@ -39,12 +39,11 @@ class FeatureCache:
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Features]:
         """Return the kept features (dim,) by key."""
         found: dict[bytes, Features] = {}
-        if self._database is not None:
-            with suppress(sqlite3.Error):
-                for key in keys:
-                    row = self._database.execute("SELECT value FROM features WHERE key = ?", [key]).fetchone()
-                    if row is not None and (features := self._opened(key, row[0])) is not None:
-                        found[key] = features
+        for key in keys if self._database is not None else ():
+            with suppress(sqlite3.Error):  # such as text that is not UTF-8
+                row = self._database.execute("SELECT value FROM features WHERE key = ?", [key]).fetchone()
+                if row is not None and (features := self._opened(key, row[0])) is not None:
+                    found[key] = features
         return found
 
     def keep(self, features: Mapping[bytes, Features]) -> None:

@@ -58,7 +58,8 @@ class OnnxEncoder:
         if len(fixed) > 1:
             raise UserError(f"{path} takes images of {sides[1]} × {sides[0]} pixels, but they must be square.")
         self.size = options.size or (fixed.pop() if fixed else SIZE)
-        self.batch = count if isinstance(count, int) else BATCH
+        own_batch = count if isinstance(count, int) else BATCH
+        self.batch = own_batch if options.batch is None else options.batch
         self._normal = options.normal or Normal()
 
     def embed(self, images: Pixels) -> Features:

@@ -37,6 +37,7 @@ class Options(NamedTuple):
     normal: Normal | None = None
     output: str | None = None  # name of an output of an ONNX model
     pixels: bool = False  # a torch model takes uint8, not floats
+    batch: int | None = None  # images at once
 
 
 class Named(NamedTuple):
@@ -59,11 +60,13 @@ def parse_name(text: str) -> Named:
 
 def _options(text: str, query: str) -> Options:
     given = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = given.keys() - {"size", "mean", "std", "output", "input"}
+    unknown = given.keys() - {"size", "mean", "std", "output", "input", "batch"}
     if unknown:
-        raise UserError(f"The encoder {text!r} has no option {min(unknown)!r}: use size, mean, std, output or input.")
+        raise UserError(
+            f"The encoder {text!r} has no option {min(unknown)!r}: use size, batch, mean, std, output or input."
+        )
     try:
-        size = int(given["size"]) if "size" in given else None
+        size, batch = (int(given[name]) if name in given else None for name in ("size", "batch"))
         normal = None
         if "mean" in given or "std" in given:
             default = Normal()
@@ -74,7 +77,7 @@ def _options(text: str, query: str) -> Options:
         ) from None
     if given.get("input", "float") not in ("float", "uint8"):
         raise UserError(f"The option input of the encoder {text!r} must be float or uint8.")
-    return Options(size, normal, given.get("output"), given.get("input") == "uint8")
+    return Options(size, normal, given.get("output"), given.get("input") == "uint8", batch)
 
 
 def _three(text: str | None, default: tuple[float, ...]) -> tuple[float, ...]:

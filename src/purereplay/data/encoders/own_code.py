@@ -26,7 +26,7 @@ class FunctionEncoder:
     def __init__(self, name: str, function: Callable[[Pixels], Any], options: Options) -> None:
         self.name, self._function = name, function
         self.size = options.size or int(getattr(function, "size", SIZE))
-        self.batch = int(getattr(function, "batch", BATCH))
+        self.batch = int(getattr(function, "batch", BATCH)) if options.batch is None else options.batch
 
     def embed(self, images: Pixels) -> Features:
         found = self._function(images)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from purereplay.data.encoders.base import SIZE, Features, digest_of, pooled
+from purereplay.data.encoders.base import BATCH, SIZE, Features, digest_of, pooled
 from purereplay.data.encoders.options import Normal, Options
 from purereplay.data.encoders.pictures import Pixels
 from purereplay.errors import UserError
@@ -36,6 +36,7 @@ class TorchEncoder:
     def __init__(self, name: str, forward: Callable[[Tensor], Any], options: Options) -> None:
         self.name, self._forward = name, forward
         self.size, self._normal, self._pixels = options.size or SIZE, options.normal or Normal(), options.pixels
+        self.batch = BATCH if options.batch is None else options.batch
 
     def embed(self, images: Pixels) -> Features:
         given = torch.from_numpy(images if self._pixels else self._normal.apply(images))
@@ -91,7 +92,7 @@ def timm_model(name: str, options: Options) -> tuple[TorchEncoder, str]:
         model = timm.create_model(name, pretrained=True, num_classes=0).eval()
         facts = import_module("timm.data").resolve_model_data_config(model)
     normal = Normal(tuple(map(float, facts["mean"])), tuple(map(float, facts["std"])))
-    own = Options(options.size or int(facts["input_size"][-1]), options.normal or normal)
+    own = Options(options.size or int(facts["input_size"][-1]), options.normal or normal, batch=options.batch)
     return TorchEncoder(f"timm:{name}", model, own), weights_digest(model)
 
 
@@ -113,7 +114,7 @@ def hf_model(name: str, options: Options) -> tuple[TorchEncoder, str]:
         of_all: Tensor = found.last_hidden_state[:, 0] if one is None else one
         return of_all
 
-    own = Options(options.size or int(side), options.normal or Normal(mean, std))
+    own = Options(options.size or int(side), options.normal or Normal(mean, std), batch=options.batch)
     return TorchEncoder(f"hf:{name}", forward, own), weights_digest(model)
 
 
