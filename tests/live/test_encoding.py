@@ -408,3 +408,19 @@ def test_an_object_with_name_dim_and_embed_is_an_encoder_of_the_library(tmp_path
         classifier, labels = ready_classifier(store, ENGINE)
         [answer] = predict(store, classifier, [ImageFile(tmp_path / "photos/red/000.png")], encoder)
         assert labels[int(answer.probabilities.argmax())] == "red"
+
+
+def test_the_filter_scores_the_labels_of_images(cli, code, tmp_path):
+    import csv
+
+    wrong = write_folder(tmp_path / "photos")
+    (tmp_path / "photos" / "red" / "bad.png").write_bytes(b"no image")
+    done = cli("filter", "photos", "--encoder", code(), "--out", "scores.csv")
+    assert done.code == 2 and "red/bad.png is not an image" in done.err and "1 of 61 images were refused" in done.err
+    with Path("scores.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 60 and list(rows[0])[:3] == ["id", "label", "clean_probability"]
+    clean = {row["id"]: float(row["clean_probability"]) for row in rows}
+    assert max(clean[name] for name in wrong) < np.median(list(clean.values()))
+    done = cli("filter", "photos", "--encoder", "python:halves:embed", "--labels", "x", "--out", "other.csv")
+    assert done.code == 2 and "leave --cluster, --columns, --labels and --ids out" in done.err

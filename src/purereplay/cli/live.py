@@ -266,7 +266,11 @@ def _check_form(form: str, *known: str) -> None:
 def filter_(
     features: Annotated[
         Path,
-        typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet; or a folder of .parquet."),
+        typer.Argument(
+            metavar="FEATURES",
+            help="File of features: .npz, .csv or .parquet; or a folder of .parquet. With --encoder: images, as for "
+            "`learn`.",
+        ),
     ],
     out: Annotated[
         Path, typer.Option(help="File for the scores: .csv or .parquet. With --cluster: a folder that does not exist.")
@@ -297,6 +301,7 @@ def filter_(
         bool, typer.Option("--keep-small", help="Give classes of fewer than 4 samples 0.5 instead of 0.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="Number of threads. (default: all cores, at most 8)")] = None,
+    encoder: EncoderOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -317,10 +322,12 @@ def filter_(
 
         purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
 
+        purereplay filter photos --encoder onnx:encoder.onnx --out scores.csv
+
         purereplay filter features --cluster ray=ADDRESS --prepare none --out scores
     """
     from purereplay.purify.filter import SelfCenteredFilter
-    from purereplay.report.filtering import filter_file, filter_folder
+    from purereplay.report.filtering import filter_file, filter_folder, filter_images
 
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
@@ -331,6 +338,13 @@ def filter_(
         block_size=block_size,
         n_jobs=threads,
     )
+    if encoder not in (None, "none"):
+        if cluster is not None or columns is not None or labels is not None or ids is not None:
+            raise UserError("--encoder reads images: leave --cluster, --columns, --labels and --ids out.")
+        n_refused, n = filter_images(str(features), out, sample_filter, str(encoder))
+        if n_refused:
+            raise UserError(f"{n_refused:,} of {n:,} images were refused; the others were scored.")
+        return
     if cluster is not None:
         filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)
         return

@@ -26,6 +26,7 @@ from purereplay.live.store import Store
 
 PIECE = 32  # images read and encoded at once
 _READ = 500  # samples read from the database at once
+_NONE = np.zeros((3, 0, 0), np.uint8)  # pixels that are not needed
 
 
 class Encoded(NamedTuple):
@@ -57,7 +58,7 @@ class Encoding:
         channels, shape = settings.channels, settings.shape
         if isinstance(self.encoder, FeatureFile):
             pixels = read_pixels(image, size=None, channels=channels, shape=shape, root=root, fit="pad")
-            return Encodable(pixels, np.zeros((3, 0, 0), np.uint8), b"")
+            return Encodable(pixels, _NONE, b"")
         return read_encodable(image, channels=channels, shape=shape, size=self.encoder.size, root=root)
 
     def features(self, images: Sequence[Encodable], names: Sequence[Sequence[str]]) -> list[Features | Refused]:
@@ -89,12 +90,32 @@ class Encoding:
                 try:
                     images[row] = self.read(offer.image, settings, offer.root)
                 except Refused as reason:
-                    found[row] = Encoded(np.zeros((0, 0, 0), np.uint8), reason)
+                    found[row] = Encoded(_NONE, reason)
         names = {row: offer.id for row in images if isinstance(offer := offers[row], Item)}
         new = [row for row in images if store.one("SELECT 1 FROM samples WHERE id = ?", [names[row]]) is None]
         features = self.features([images[row] for row in new], [(names[row],) for row in new])
         found |= {row: Encoded(image.pixels, None) for row, image in images.items()}
         return found | {row: Encoded(images[row].pixels, own) for row, own in zip(new, features, strict=True)}
+
+    def of_offers(self, offers: Sequence[Offer]) -> list[Features | Refused]:
+        """Return the features (dim,) of offers that belong to no state, or the reason why there are none."""
+        found: list[Features | Refused | None] = []
+        images, names = list[Encodable](), list[tuple[str]]()
+        for offer in offers:
+            try:
+                if not isinstance(offer, Item):
+                    raise Refused(offer.reason)
+                if isinstance(self.encoder, FeatureFile):
+                    images.append(Encodable(_NONE, _NONE, b""))
+                else:
+                    size = self.encoder.size
+                    images.append(read_encodable(offer.image, channels=3, shape=(3, 1, 1), size=size, root=offer.root))
+                names.append((offer.id,))
+                found.append(None)
+            except Refused as reason:
+                found.append(reason)
+        features = iter(self.features(images, names))
+        return [next(features) if own is None else own for own in found]
 
     def close(self) -> None:
         """Close the cache."""
