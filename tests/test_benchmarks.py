@@ -60,7 +60,7 @@ def module(name, monkeypatch):
 def test_three_hundred_photos_of_mixed_sizes_are_learned_in_little_time_and_memory(tmp_path, monkeypatch):
     photos = module("photos", monkeypatch)
     photos.make_photos(tmp_path / "photos")
-    found = photos.measure(tmp_path)
+    found = photos.measure(tmp_path, "photos", "state")
     assert found["seconds"] < 120 and found["memory_mib"] < 2048
     text = " ".join(found["output"])
     assert "resized to 64 × 64, colour; the aspect is kept" in text and "samples added: 300" in text

@@ -24,6 +24,15 @@ from torch import Tensor
 
 from purereplay.data.arrays import Shape, as_given, describe, is_vectors, read_samples
 from purereplay.data.columns import check_feature_names, feature_names
+from purereplay.data.encoders import (
+    NONE,
+    CheckedEncoder,
+    Encoder,
+    as_encoder,
+    check_same,
+    encoded_samples,
+    runs_code,
+)
 from purereplay.data.files import write_whole
 from purereplay.data.labels import LabelBook, in_order, label_array, label_to_json, read_labels
 from purereplay.data.names import Name, SampleNames
@@ -65,7 +74,8 @@ class Purified(NamedTuple):
     Attributes
     ----------
     X : ndarray
-        Feature vectors (n, D), grey images uint8 (n, H, W), or colour images uint8 (n, H, W, 3).
+        Feature vectors (n, D), those of the encoder if there is one; grey images uint8 (n, H, W), or colour images
+        uint8 (n, H, W, 3).
     y : ndarray of shape (n,)
         Labels as given.
     sample_ids : ndarray of shape (n,)
@@ -151,6 +161,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Seed of all random draws. A RandomState or None: draw a seed when learning starts.
     verbose : bool, optional
         Whether progress is written to the standard error stream. None: only by "full-memory", after ten seconds.
+    encoder : str or object, optional
+        Encoder whose features are learned instead of pixels, such as "onnx:encoder.onnx", or an object with `name`,
+        `dim` and `embed`; see docs/encoders.md. Samples are images then, and PIL images may have any size.
 
     Attributes
     ----------
@@ -190,6 +203,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         device: str = "auto",
         random_state: int | np.random.RandomState | None = 0,
         verbose: bool | None = None,
+        encoder: str | Encoder | None = None,
     ) -> None:
         self.learner = learner
         self.preset = preset
@@ -201,6 +215,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
+        self.encoder = encoder
 
     # ---------------------------------------------------------------- learning
 
@@ -219,7 +234,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self : SelfPurifiedClassifier
             The fitted classifier.
         """
-        samples, labels = self._read(X, y)
+        samples, labels = self._read(X, y, is_new=True)
         names = feature_names(X)
         if not labels:
             raise InputError("X holds 0 samples, but at least one is required.")
@@ -260,7 +275,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self : SelfPurifiedClassifier
             The classifier.
         """
-        samples, labels = self._read(X, y)
+        samples, labels = self._read(X, y, is_new=not self.__sklearn_is_fitted__())
         named = [] if classes is None else in_order(read_labels(classes))
 
         def learn() -> None:
@@ -443,19 +458,24 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """
         check_is_fitted(self)
         facts, tensors = self._whole_state()
+        if not isinstance(facts["params"]["encoder"], str | None):
+            raise UserError("A classifier whose encoder is an object cannot be saved: give the encoder as a text.")
         facts["labels"] = [label_to_json(label) for label in facts["labels"]]
         if isinstance(facts["params"]["random_state"], np.random.RandomState):
             facts["params"]["random_state"] = facts["seed"]
         write_whole(Path(path), pack_tensors(tensors, {"format": FORMAT, **facts})[0])
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, encoder: str | Encoder | None = None) -> Self:
         """Load a classifier that `save` has written.
 
         Parameters
         ----------
         path : str or Path
             File to read.
+        encoder : str or object, optional
+            Encoder that the classifier was saved with. It must be named again if it runs code ("python:", "torch:"),
+            and if its file was moved.
 
         Returns
         -------
@@ -474,11 +494,17 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             if facts["format"] == 1:
                 facts = _from_format_1(facts)
             check_options(facts, tensors)
+            if encoder is not None:
+                facts["params"] = facts["params"] | {"encoder": encoder}
+            elif facts["params"]["encoder"] not in (None, NONE) and runs_code(facts["params"]["encoder"]):
+                text = facts["params"]["encoder"]
+                raise UserError(f"it was made with {text}, which runs code; name it with encoder= if you trust it")
             loaded = cls(**facts["params"])
             loaded._restore(facts | {"labels": read_saved_labels(facts["labels"])}, tensors)
         except (UserError, ValueError, TypeError, LookupError, RuntimeError, MemoryError, OverflowError) as error:
             reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-            raise UserError(f"{path} cannot be used: {reason}; restore it from a copy.") from error
+            remedy = "" if "runs code" in reason else "; restore it from a copy"
+            raise UserError(f"{path} cannot be used: {reason}{remedy}.") from error
         return loaded
 
     def _facts(self) -> dict[str, Any]:
@@ -490,6 +516,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             # resolved, so that the presets of a later version do not matter
             "options": {} if self._options is None else asdict(self._options),
             "seed": self._recorded.seed,
+            "encoder_digest": self._encoder_digest,
             "shape": self._recorded.image_shape,
             "vectors": self._recorded.is_vectors,
             "labels": list(self._labels.labels),
@@ -510,7 +537,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             options = from_json(own_data.settings_class(learner), facts["options"])
         names = facts.get("feature_names")  # None in files of version 0.1.0
         own = None if names is None else np.array(names, dtype=object)
-        self._build(learner, options, tuple(facts["shape"]), facts["vectors"], facts["seed"], own)
+        digest = facts.get("encoder_digest")  # None in files of earlier versions
+        self._build(learner, options, tuple(facts["shape"]), facts["vectors"], facts["seed"], own, digest)
         self._know(facts["labels"])
         self._names.load(tensors["sample_ids"])
         self._recorded.restore({name: t for name, t in tensors.items() if name != "sample_ids"})
@@ -572,7 +600,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             seed = int(self.random_state)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._build(learner, options, shape, vectors, seed, names)
+        kept = self.__dict__.get("_opened_encoder")
+        has_encoder = self.encoder is not None and self.encoder != NONE
+        self._build(learner, options, shape, vectors, seed, names, kept[1].digest if has_encoder and kept else None)
 
     def _resolved(self, facts: DataFacts) -> tuple[str, SprSettings | None]:
         """Return the name of the learner, and its settings; None: it has none."""
@@ -606,7 +636,14 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return chosen
 
     def _build(
-        self, name: str, options: SprSettings | None, shape: Shape, vectors: bool, seed: int, names: NDArray[Any] | None
+        self,
+        name: str,
+        options: SprSettings | None,
+        shape: Shape,
+        vectors: bool,
+        seed: int,
+        names: NDArray[Any] | None,
+        encoder_digest: str | None,
     ) -> None:
         device = pick_device(self.device)
         if options is None:
@@ -614,7 +651,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             self._recorded = FullMemory(shape, is_vectors=vectors, seed=seed, watch=watch)
         else:
             self._recorded = self._with_buffers(name, options, shape, vectors, seed, device)
-        self._learner, self._options = name, options
+        self._learner, self._options, self._encoder_digest = name, options, encoder_digest
         self._labels, self._names = LabelBook(), SampleNames()
         self.n_seen_ = 0
         known = {"n_features_in_": shape[0] if vectors else None, "feature_names_in_": names if vectors else None}
@@ -679,7 +716,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def _answer(self, X: Any) -> tuple[NDArray[np.float64], _View]:
         """Return logarithms of probabilities up to a constant, (n, n_classes), and the view that gave them."""
         check_is_fitted(self)
-        samples = read_samples(X)
+        samples = self._read_samples(X, is_new=False)
         view = self._turns.view(self._make_view)
         self._check_columns(X, view.feature_names)
         self._check_shape(samples, view.shape, view.is_vectors)
@@ -692,11 +729,30 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             scores: NDArray[np.float64] = view.classifier.logits(scaled).double().cpu().numpy()
         return scores[:, view.columns], view
 
-    def _read(self, X: Any, y: Any) -> tuple[Tensor, list[Hashable]]:
-        samples, labels = read_samples(X), self._read_labels(y)
+    def _read(self, X: Any, y: Any, *, is_new: bool) -> tuple[Tensor, list[Hashable]]:
+        labels, samples = self._read_labels(y), self._read_samples(X, is_new=is_new)
         if len(samples) != len(labels):
             raise InputError(f"X holds {len(samples)} samples, but y {len(labels)} labels.")
         return samples, labels
+
+    def _read_samples(self, X: Any, *, is_new: bool) -> Tensor:
+        """Return samples, or their features by the encoder; `is_new`: another encoder than before may be used."""
+        digest: str | None = None if is_new else self._encoder_digest
+        if self.encoder is None or self.encoder == NONE:
+            if digest is not None:
+                raise UserError("This classifier learned features of an encoder: set encoder as it was then.")
+            return read_samples(X)
+        kept: tuple[str | Encoder, CheckedEncoder] | None = self.__dict__.get("_opened_encoder")
+        if kept is None or kept[0] is not self.encoder:
+            kept = self.encoder, as_encoder(self.encoder)
+            self.__dict__["_opened_encoder"] = kept
+        encoder = kept[1]
+        if not is_new and digest is None:
+            raise UserError("This classifier learned samples without an encoder: set encoder=None, or call fit.")
+        if digest is not None:
+            check_same(encoder, str(encoder.text or encoder.name), digest, "This classifier")
+        watch = None if self.verbose is False else ProgressLine(self.verbose)
+        return encoded_samples(encoder, X, watch)
 
     def _read_labels(self, y: Any) -> list[Hashable]:
         if y is None:
@@ -722,8 +778,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
 
 def _is_learned(name: str) -> bool:
-    """Return whether this attribute was learned, by its name: it is neither a parameter nor the turns."""
-    return (name.startswith("_") or name.endswith("_")) and name != "_own_turns"
+    """Return whether this attribute was learned, by its name: it is no parameter, no turns and no encoder."""
+    return (name.startswith("_") or name.endswith("_")) and name not in ("_own_turns", "_opened_encoder")
 
 
 def _shape(samples: Tensor) -> Shape:

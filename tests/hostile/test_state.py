@@ -239,7 +239,7 @@ def test_the_digests_of_an_upgraded_state_are_those_of_a_new_one(state):
     before = digests()
     (state / "state.mark").unlink()
     with sqlite3.connect(state / "state.sqlite") as database:
-        for table in ("digests", "moves", "revisions", "verdicts", "likely", "noise"):
+        for table in ("digests", "moves", "revisions", "verdicts", "likely", "noise", "features"):
             database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version = 2")
     with tiny(state):
@@ -247,7 +247,7 @@ def test_the_digests_of_an_upgraded_state_are_those_of_a_new_one(state):
     commits = [[row for row in rows if row[0] == "commits"] for rows in (before, digests())]
     assert [n for [(_, n, _)] in commits] == [7, 0]  # counted from the upgrade on
     assert [row for row in digests() if row[0] != "commits"] == [row for row in before if row[0] != "commits"]
-    assert len(before) == 13
+    assert len(before) == 14
 
 
 # ---------------------------------------------------------------- deleted, moved and replaced folders

@@ -360,7 +360,7 @@ def test_a_value_that_no_state_holds_is_not_read(state, monkeypatch):
 @pytest.mark.parametrize("change", [None, "UPDATE decisions SET selected = 1 - selected WHERE position = 3"])
 def test_an_upgrade_of_a_database_with_digests_compares_them_first(state, change):
     with forged(state) as database:
-        for table in ("moves", "revisions", "verdicts", "likely", "noise"):
+        for table in ("moves", "revisions", "verdicts", "likely", "noise", "features"):
             database.execute(f"DROP TABLE {table}")
             database.execute("DELETE FROM digests WHERE name = ?", [table])
         database.execute("PRAGMA user_version = 3")

@@ -211,7 +211,7 @@ def test_a_reader_finds_what_a_killed_process_left_in_the_journal(tmp_path):
         assert store.n_samples == 5
 
 
-NEW_TABLES = ("moves", "revisions", "verdicts", "likely", "noise")
+NEW_TABLES = ("moves", "revisions", "verdicts", "likely", "noise", "features")
 
 
 def as_version_1(folder):
@@ -257,7 +257,7 @@ def test_a_schema_that_counts_commits_is_upgraded_and_goes_on_counting(state, by
     assert fingerprint(state) == before
     with tiny(state) as session:
         session.take(items(50, 51))
-    assert read_mark(state / "state.mark").number == newest.number + 2
+    assert read_mark(state / "state.mark").number == newest.number + 3
     with Store.reading(state) as store:
         assert store.n_samples == 51
 

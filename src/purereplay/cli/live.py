@@ -14,6 +14,14 @@ from purereplay.cli.app import Device, Log, SetOption, app, overrides
 from purereplay.errors import UserError
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, PREPARATION, Preparation, SmallClass
 
+EncoderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder",
+        help="Compare features of this encoder instead of pixels: onnx:FILE, torch:FILE, python:MODULE:FUNCTION, "
+        "timm:NAME, hf:NAME, file:FEATURES.npz (.parquet, .csv) or none. See docs/encoders.md.",
+    ),
+]
 State = Annotated[Path, typer.Option("--state", help="State folder, created by `learn`.")]
 
 
@@ -54,6 +62,7 @@ def learn(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As for `run`. (default: live)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of networks and all random draws. (default: 1)")] = None,
+    encoder: EncoderOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would happen: images, labels, sizes and time. Writes nothing.")
     ] = False,
@@ -65,8 +74,8 @@ def learn(
 
     Images may have any size; they are resized to one that is chosen by the first images, with the aspect kept. The
     same command again continues after any interruption and adds what is new in the data. A file that was moved to the
-    folder of another label has its label corrected. Size, channels, learner, preset, seed and settings are fixed when
-    the state is created.
+    folder of another label has its label corrected. Size, channels, learner, preset, seed, encoder and settings are
+    fixed when the state is created.
 
     Each line of a pipe is a JSON object with id, label, and path or image (base64 of an image file). It is answered on
     standard output with {"id": ..., "ok": true} or {"id": ..., "error": ...} once the sample is on the disk. After an
@@ -82,15 +91,25 @@ def learn(
 
         purereplay learn 'shards/train-*.tar' --state state
 
+        purereplay learn photos --state state --encoder onnx:encoder.onnx
+
         camera | purereplay learn - --state state > answers.jsonl
     """
     from purereplay.live.learn import learn
     from purereplay.live.plan import plan
-    from purereplay.live.settings import Wanted
+    from purereplay.live.settings import Wanted, wanted_encoder
     from purereplay.report import live as report
 
     chosen = overrides(set_)
-    wanted = Wanted(learner=learner, preset=preset, overrides=chosen, seed=seed, size=size, channels=channels)
+    wanted = Wanted(
+        learner=learner,
+        preset=preset,
+        overrides=chosen,
+        seed=seed,
+        size=size,
+        channels=channels,
+        encoder=wanted_encoder(encoder),
+    )
     if dry_run:
         with report.counting("reading") as progress:
             found = plan(data, state, wanted, root=root, progress=progress)
@@ -122,6 +141,10 @@ def predict(
     form: Annotated[
         str, typer.Option("--format", help="table, jsonl or csv; the last two give the probability of every label.")
     ] = "table",
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="Encoder of the state, if it runs code (python:, torch:) or its file was moved."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Classify images with the classifier of a state.
@@ -135,14 +158,18 @@ def predict(
     _check_form(form, "table", "jsonl", "csv")
     from purereplay.live.predict import image_files, predict, ready_classifier
     from purereplay.live.session import make_engine
+    from purereplay.live.settings import Wanted, check_same, wanted_encoder
     from purereplay.live.store import Store
     from purereplay.report import live as report
 
     paths, engine = image_files(images), make_engine(device)
+    named = wanted_encoder(encoder)
     with Store.reading(state) as store:
+        check_same(store.settings, Wanted(encoder=named), state)
         with report.preparing():
             classifier, labels = ready_classifier(store, engine)
-        n_refused = report.show_predictions(predict(store, classifier, paths), labels, form)
+        own = None if isinstance(named, str) else named
+        n_refused = report.show_predictions(predict(store, classifier, paths, own), labels, form)
     if n_refused:
         raise UserError(_some_refused(n_refused, len(paths), "image", "classified"))
 
@@ -255,7 +282,11 @@ def _check_form(form: str, *known: str) -> None:
 def filter_(
     features: Annotated[
         Path,
-        typer.Argument(metavar="FEATURES", help="File of features: .npz, .csv or .parquet; or a folder of .parquet."),
+        typer.Argument(
+            metavar="FEATURES",
+            help="File of features: .npz, .csv or .parquet; or a folder of .parquet. With --encoder: images, as for "
+            "`learn`.",
+        ),
     ],
     out: Annotated[
         Path, typer.Option(help="File for the scores: .csv or .parquet. With --cluster: a folder that does not exist.")
@@ -286,6 +317,7 @@ def filter_(
         bool, typer.Option("--keep-small", help="Give classes of fewer than 4 samples 0.5 instead of 0.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="Number of threads. (default: all cores, at most 8)")] = None,
+    encoder: EncoderOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -306,10 +338,12 @@ def filter_(
 
         purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
 
+        purereplay filter photos --encoder onnx:encoder.onnx --out scores.csv
+
         purereplay filter features --cluster ray=ADDRESS --prepare none --out scores
     """
     from purereplay.purify.filter import SelfCenteredFilter
-    from purereplay.report.filtering import filter_file, filter_folder
+    from purereplay.report.filtering import filter_file, filter_folder, filter_images
 
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
@@ -321,7 +355,13 @@ def filter_(
         n_jobs=threads,
     )
     with _options_named():
-        if cluster is not None:
+        if encoder not in (None, "none"):
+            if cluster is not None or columns is not None or labels is not None or ids is not None:
+                raise UserError("--encoder reads images: leave --cluster, --columns, --labels and --ids out.")
+            n_refused, n = filter_images(str(features), out, sample_filter, str(encoder))
+            if n_refused:
+                raise UserError(_some_refused(n_refused, n, "image", "scored"))
+        elif cluster is not None:
             filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)
         else:
             filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)

@@ -93,6 +93,32 @@ def read_rows(path: Path) -> NDArray[Any]:
     return rows
 
 
+def read_named(path: Path, progress: Progress | None = None) -> tuple[NDArray[Any], list[Hashable]]:
+    """Read and check features (n, d) and their ids; the file needs no labels, and those that it has are skipped."""
+
+    def choose(names: list[str]) -> Columns:
+        own = _first_of(names, ("id", "ids"))
+        if own is None:
+            raise UserError(f"{path} has no column 'id', by which images find their features.")
+        given = _first_of(names, ("label", "labels"))
+        columns = _columns(path, names, "*", given or own, own)
+        return Columns(columns.features, own, None)
+
+    kind = path.suffix.lower()
+    if kind not in SUFFIXES:
+        raise UserError(f"{path} cannot be read: its suffix must be one of {', '.join(SUFFIXES)}.")
+    with _reading(path):
+        path.open("rb").close()  # a missing file is not reported as damaged
+        if kind == ".npz":
+            features, ids = _load_arrays(path, lambda names: ["features", _first_of(names, ("ids", "id")) or "ids"])
+        elif kind == ".parquet":
+            features, ids, _ = read_parquet(path, choose, progress)
+        else:
+            features, ids, _, _ = _read_csv(path, choose, progress)
+    table = _checked(path, features, ids, ids, lambda row: f"row {row}")
+    return table.features, list(table.ids or ())
+
+
 def first_not_finite(features: NDArray[Any]) -> int | None:
     """Return the first row of (n, d) that holds NaN or infinity, or None."""
     # in pieces: a mask of all entries would take a quarter of the memory of the features

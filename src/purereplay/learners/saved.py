@@ -33,6 +33,7 @@ _PARAMS: dict[str, tuple[type, ...]] = {
     "device": (str,),
     "random_state": (int, bool, type(None)),
     "verbose": (bool, int, type(None)),
+    "encoder": (str, type(None)),
 }
 
 
@@ -40,7 +41,7 @@ def with_learner(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of a saved estimator with the name of its learner, which earlier versions did not save."""
     params = facts.get("params")
     if isinstance(params, dict):
-        facts = facts | {"params": {"learner": UNNAMED, "verbose": None} | params}
+        facts = facts | {"params": {"learner": UNNAMED, "verbose": None, "encoder": None} | params}
     return {"learner": UNNAMED} | facts
 
 
@@ -50,6 +51,8 @@ def check_facts(facts: dict[str, Any]) -> None:
         if type(facts.get(name)) is not kind:
             raise ValueError(f"{name} must be of type {kind.__name__}, not {_short(facts.get(name))}")
     params, shape = facts["params"], facts["shape"]
+    if not isinstance(facts.get("encoder_digest"), str | None):
+        raise ValueError(f"encoder_digest must be a text, not {_short(facts['encoder_digest'])}")
     if params.keys() != _PARAMS.keys():
         raise ValueError(f"its parameters are {_short(sorted(params))}")
     for name, kinds in _PARAMS.items():

@@ -33,8 +33,9 @@ COLUMNS = {
     "verdicts": "number, position, revision, n_samples, probability, selected, reason",
     "likely": "position, label, probability",
     "noise": "given, likely, n, rate, low, high",
+    "features": "position, digest",
 }
-_SINCE = {"moves": 5, "revisions": 5, "verdicts": 5, "likely": 5, "noise": 5}  # version of the schema
+_SINCE = {"moves": 5, "revisions": 5, "verdicts": 5, "likely": 5, "noise": 5, "features": 6}  # version of the schema
 
 
 class Tally(NamedTuple):

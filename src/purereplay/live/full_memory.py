@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.live import digests
+from purereplay.live.encoding import inputs
 from purereplay.live.opinion import Known, Opinion, form_opinion, load_opinion
 from purereplay.live.store import REJECTED, Current, Store
 from purereplay.live.verdicts import (
@@ -42,7 +43,7 @@ from purereplay.live.verdicts import (
 
 _logger = logging.getLogger(__name__)
 REST = 0.1  # at the end of a source all samples are judged again if there are new ones by this share of `growth`
-_READ = 500  # images read at once
+_READ = 500  # samples read at once
 _JUDGED = "judged"  # fact: samples before this position were judged, or could not be judged yet
 
 
@@ -129,7 +130,7 @@ class FullMemory:
         seed = derive_seed(self.store.image_settings.seed, "full-memory")
         rows = self._memory(known, seed)
         opinion, found = form_opinion(
-            lambda some: self._images(rows[some]),
+            lambda some: self._inputs(rows[some]),
             known.part(rows),
             known.n_classes,
             self.store.image_settings.shape,
@@ -144,7 +145,7 @@ class FullMemory:
         for some in np.array_split(others, -(-len(others) // _READ)) if len(others) else []:
             if self.watch:
                 self.watch("judging", int(some[-1]), n)
-            fill(judged, some, opinion.judge(self._images(some), known.labels[some]))
+            fill(judged, some, opinion.judge(self._inputs(some), known.labels[some]))
         _trust(judged, known)
         revision = Revision(number, n, int(known.trusted.sum()), opinion.weights)
         teaching = np.flatnonzero(((judged.selected & judged.known) | known.trusted) & ~known.dropped)
@@ -164,7 +165,7 @@ class FullMemory:
         known, judged = self._known(start, stop), empty_judgements(start, stop - start)
         for first in range(start, stop, _READ):
             some = np.arange(first, min(stop, first + _READ))
-            fill(judged, some - start, self.opinion.judge(self._images(some), known.labels[some - start]))
+            fill(judged, some - start, self.opinion.judge(self._inputs(some), known.labels[some - start]))
         _trust(judged, known)
         with self.store.transaction():
             written = write_arrived(self.store, self.opinion.number, judged)
@@ -216,14 +217,8 @@ class FullMemory:
         """Return the positions of samples that a person has dropped: nothing is learned from them."""
         return set(json.loads(self.store.fact("reviewed") or "{}").get("dropped", []))
 
-    def _images(self, positions: NDArray[np.int64]) -> torch.Tensor:
-        images = np.empty((len(positions), *self.store.image_settings.shape), np.uint8)
-        at = 0
-        for start, stop in _runs(positions):
-            for row in self.store.span(start, stop):
-                images[at] = row.pixels
-                at += 1
-        return torch.from_numpy(images)
+    def _inputs(self, positions: NDArray[np.int64]) -> Tensor:
+        return inputs(self.store, positions)
 
     # ---------------------------------------------------------------- corrections
 
@@ -262,13 +257,3 @@ def _trust(judged: Judgements, known: Known) -> None:
     judged.likely[known.trusted] = known.labels[known.trusted]
     judged.likely_probability[known.trusted] = 1.0
     judged.known[known.trusted] = True
-
-
-def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of runs of consecutive positions, of at most _READ each."""
-    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-    for run in np.split(positions, breaks):
-        for start in range(0, len(run), _READ):
-            part = run[start : start + _READ]
-            if len(part):
-                yield int(part[0]), int(part[-1]) + 1

@@ -24,6 +24,7 @@ A file is opened once, without following links out of its folder; only a regular
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import re
@@ -39,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from purereplay.data.encoders.pictures import as_input, padded
 from purereplay.data.files import folder_below
 from purereplay.live.items import Refused
 
@@ -88,11 +90,33 @@ def read_pixels(
     """
     content = _content(image, root)
     picture = _decode(content, None if fit == "exact" or shape is None else 2 * max(shape[1:]))
+    return _fitted(picture, size, channels, shape, fit)
+
+
+class Encodable(NamedTuple):
+    """An image as a state keeps it, as an encoder takes it, and the digest of its file."""
+
+    pixels: Pixels
+    given: Pixels  # uint8 (3, size, size)
+    content: bytes
+
+
+def read_encodable(
+    image: Path | bytes, *, channels: int | None, shape: Shape, size: int, root: Path | None = None
+) -> Encodable:
+    """Read an image once, for a state whose images have `shape` and for an encoder of images of `size`; or Refused."""
+    content = _content(image, root)
+    picture = _decode(content, 2 * max(size, *shape[1:]))
+    pixels = _fitted(picture, None, channels, shape, "pad")
+    return Encodable(pixels, as_input(picture, size), hashlib.blake2b(content, digest_size=32).digest())
+
+
+def _fitted(picture: Image.Image, size: int | None, channels: int | None, shape: Shape | None, fit: Fit) -> Pixels:
     wanted = channels or (shape[0] if shape and (fit == "pad" or shape[0] == 3) else None)
     if wanted:
         picture = picture.convert("L" if wanted == 1 else "RGB")
     if fit == "pad" and shape:
-        picture = _padded(picture, height=shape[1], width=shape[2])
+        picture = padded(picture, height=shape[1], width=shape[2])
     elif size:
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     array = np.asarray(picture, dtype=np.uint8)
@@ -123,18 +147,6 @@ def look_at(image: Path | bytes, root: Path | None = None) -> Look:
         if opened.getexif().get(0x0112) in _TURNED:
             width, height = height, width
         return Look(width, height, opened.mode not in _GREY_MODES and not opened.mode.startswith("I"))
-
-
-def _padded(picture: Image.Image, *, height: int, width: int) -> Image.Image:
-    """Resize an image so that it just fits, and repeat its edges beyond them."""
-    if picture.size == (width, height):
-        return picture
-    scale = min(width / picture.width, height / picture.height)
-    inner = (max(1, round(scale * picture.width)), max(1, round(scale * picture.height)))
-    shrunk = np.asarray(picture.resize(inner, Image.Resampling.BILINEAR))
-    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
-    beyond = ((top, height - inner[1] - top), (left, width - inner[0] - left), (0, 0))
-    return Image.fromarray(np.pad(shrunk, beyond[: shrunk.ndim], mode="edge"))
 
 
 def named(shape: tuple[int, ...]) -> str:

@@ -16,9 +16,10 @@ from purereplay.errors import BusyError, Interrupted
 from purereplay.learners.base import FilterReport
 from purereplay.learners.own_data import own_entry
 from purereplay.learners.spr.settings import SprSettings
+from purereplay.live.encoding import PIECE
 from purereplay.live.full_memory import FullMemory, Judged
 from purereplay.live.intake import Source, open_source
-from purereplay.live.items import Outcome
+from purereplay.live.items import Chunks, Outcome
 from purereplay.live.pipe import acknowledge
 from purereplay.live.plan import estimate, expensive
 from purereplay.live.reviewed import Reviewed, log_path
@@ -139,7 +140,7 @@ class _Loop:
         self._tell_shape()
         self._warn()
         self.reviewed.absorb()
-        for chunk in self.source.chunks:
+        for chunk in self._chunks():
             self._check_stop()
             outcomes = self.session.take(chunk)
             self._tell_shape()
@@ -155,13 +156,21 @@ class _Loop:
             self.session.work(hear=self._scored)
         self.session.work(rest=rest, hear=self._scored)
 
+    def _chunks(self) -> Chunks:
+        """Yield the items of the source; fewer at once if they are encoded, which takes longer."""
+        for chunk in self.source.chunks:
+            step = PIECE if self.session.store.settings.encoder else max(1, len(chunk))
+            for start in range(0, max(1, len(chunk)), step):  # an empty chunk is a pause
+                yield chunk[start : start + step]
+
     def _warn(self) -> None:
         """Warn of work that takes long, once the images and their number are known."""
         settings, store = self.session.store.settings, self.session.store
         if not isinstance(settings, StateSettings):
             return
         n_new = max(0, (self.source.total or 0) - store.n_samples)
-        seconds = estimate(self.source.first, settings, n_new, store.n_samples + n_new) if n_new > _MANY else None
+        n_all, encoding = store.n_samples + n_new, self.session.encoding
+        seconds = estimate(self.source.first, settings, n_new, n_all, encoding) if n_new > _MANY else None
         for sentence in expensive(settings, seconds):
             self.observer.warned(sentence)
 

@@ -36,7 +36,7 @@ from purereplay.purify.opinions.feature_map import N_FITTED
 
 _READ = 500  # images at once
 
-Read = Callable[[NDArray[np.int64]], Tensor]  # rows of samples -> their images uint8 (n, C, H, W)
+Read = Callable[[NDArray[np.int64]], Tensor]  # rows of samples -> images uint8 (n, C, H, W), or features (n, dim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Opinion:
         return self.model.n_classes
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Images uint8 (n, C, H, W) -> class probabilities (n, n_classes)."""
+        """Images uint8 (n, C, H, W), or features (n, dim) of an encoder -> class probabilities (n, n_classes)."""
         return torch.from_numpy(self.model.predict_proba(self.feature_map.transform(images)))
 
     def judge(self, images: Tensor, labels: NDArray[np.int64]) -> Judgements:
@@ -84,20 +84,22 @@ class Opinion:
 
 def load_opinion(store: Store, current: Current) -> Opinion:
     """Return the opinion of a state; UserError if its file is missing, damaged or that of another state."""
-    options = store.image_settings.memory_options
+    options, encoder = store.image_settings.memory_options, store.image_settings.encoder
+    dim = 0 if encoder is None else encoder.dim
     n_labels = len(store.labels())
-    most = 2**26 + min(current.taken, options.capacity) * 2**13 + n_labels * 2**16 + 8 * n_labels**2
+    of_samples = min(current.taken, options.capacity) * (2**13 + 8 * dim) + 64 * dim**2
+    most = 2**26 + of_samples + n_labels * (2**16 + 8 * dim) + 8 * n_labels**2
     remedy = "run `purereplay learn` on the state's images again, which computes it anew from the samples"
     try:
         saved = store.packed(current, most)
-        return _opinion(saved.tensors, str(saved.facts["basis"]), store.image_settings.shape, n_labels)
+        return _opinion(saved.tensors, str(saved.facts["basis"]), store.image_settings.shape, dim, n_labels)
     except UserError as error:
         raise UserError(f"{str(error).rstrip('.')}; {remedy}.") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{current.path} does not fit its state: {error}; {remedy}.") from None
 
 
-def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, n_labels: int) -> Opinion:
+def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, dim: int, n_labels: int) -> Opinion:
     groups: dict[str, dict[str, Tensor]] = {"map": {}, "model": {}, "": {}}
     for name, t in tensors.items():
         group, _, own = name.partition(".")
@@ -106,9 +108,9 @@ def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, n_labels: int
     n = model.n_classes
     forms = {"noise": Form(torch.float64, (n, n), 0, 1), "revision": Form(torch.int64, (), 1)}
     check_forms(groups[""], forms)
-    if n > n_labels or model.n_features != feature_map.n_features or not feature_map.is_for_images:
+    if n > n_labels or model.n_features != feature_map.n_features or feature_map.is_for_images == bool(dim):
         raise ValueError("its classifier is that of another state")
-    if feature_map.parts["filters"].shape[1] != shape[0]:
+    if feature_map.n_inputs != dim if dim else feature_map.parts["filters"].shape[1] != shape[0]:
         raise ValueError("its features are those of other images")
     return Opinion(int(groups[""]["revision"]), basis, feature_map, model, groups[""]["noise"].numpy(), shape, {}, {})
 
@@ -154,11 +156,10 @@ def form_opinion(
             watch("features", start, len(kept))
         features[start : start + _READ] = feature_map.transform(read(kept[start : start + _READ]))
     given, labels, trusted, _ = known.part(kept)
-    found = judge_labels(
-        features, labels, n_classes, trusted=trusted, given=given, kinds=IMAGE_KINDS, seed=seed, watch=watch
-    )
+    kinds = IMAGE_KINDS if feature_map.is_for_images else None  # None: those that suit vectors
+    found = judge_labels(features, labels, n_classes, trusted=trusted, given=given, kinds=kinds, seed=seed, watch=watch)
     weights = np.where(trusted, 1.0, found.clean_probability)
-    model = choose_model(features, labels, weights, n_classes, kinds=IMAGE_KINDS, seed=seed, watch=watch)
+    model = choose_model(features, labels, weights, n_classes, kinds=kinds, seed=seed, watch=watch)
     noise = _noise(found.noise)
     opinion = Opinion(number, basis, feature_map, model, found.noise_matrix, shape, noise, dict(found.opinions))
     judged = empty_judgements(0, len(known.labels))

@@ -20,6 +20,7 @@ import torch
 
 from purereplay.errors import UserError
 from purereplay.learners.spr.settings import SprSettings
+from purereplay.live.encoding import Encoding
 from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.intake import open_source
 from purereplay.live.items import Item, Offer, Refused
@@ -85,13 +86,16 @@ def plan(
     with _existing(state, wanted) as (have, store):
         chosen, settings = _shape(have, source.first)
         known = set() if store is None else {name for (name,) in store.query(_IDS)}
-        read = items[:: -(-len(items) // N_READ) or 1]
+        encoding = _encoding(wanted, store)
+        read = [item for item in items if item.image]
+        read = read[:: -(-len(read) // N_READ) or 1]
         unusable, moved = _checked(read, settings, store, progress or (lambda n, total: None))
     usable = [item for item in items if item.id not in unusable]
     n_known = sum(item.id in known for item in items)
     n_new = sum(item.id not in known and item.id not in moved for item in usable)
     n_bytes = n_new * (_STORED + (int(np.prod(settings.shape)) if settings else 0))
-    seconds = _seconds(items, settings, n_new, len(known) + n_new) if settings else None
+    n_bytes += n_new * 4 * have.encoder.dim if have.encoder else 0
+    seconds = _seconds(items, settings, n_new, len(known) + n_new, encoding) if settings else None
     labels = dict(Counter(item.label for item in usable))
     warnings = expensive(settings, seconds) if settings else []
     return Plan(
@@ -130,9 +134,11 @@ def _light(offer: Offer) -> Offer:
     return offer._replace(image=b"") if isinstance(offer, Item) and isinstance(offer.image, bytes) else offer
 
 
-def estimate(offers: Sequence[Offer], settings: StateSettings, n_new: int, n_all: int) -> float | None:
+def estimate(
+    offers: Sequence[Offer], settings: StateSettings, n_new: int, n_all: int, encoding: Encoding | None = None
+) -> float | None:
     """Return the seconds that `n_new` of the offers take, of `n_all` samples; None if unknown."""
-    return _seconds([offer for offer in offers if isinstance(offer, Item)], settings, n_new, n_all)
+    return _seconds([offer for offer in offers if isinstance(offer, Item)], settings, n_new, n_all, encoding)
 
 
 @contextmanager
@@ -166,6 +172,14 @@ def _checked(
     return unusable, moved
 
 
+def _encoding(wanted: Wanted, store: Store | None) -> Encoding | None:
+    """Return the encoder of a state, or of a new one; None if it has none."""
+    named = None if wanted.encoder is None or isinstance(wanted.encoder, str) else wanted.encoder
+    if store is None:
+        return None if named is None else Encoding(named)
+    return Encoding.of_state(store, named)
+
+
 def _shape(have: NewSettings | StateSettings, offers: Sequence[Offer]) -> tuple[Chosen | None, StateSettings | None]:
     if isinstance(have, StateSettings):
         return None, have
@@ -176,13 +190,18 @@ def _shape(have: NewSettings | StateSettings, offers: Sequence[Offer]) -> tuple[
     return chosen, with_shape(have, chosen.shape)
 
 
-def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: int) -> float | None:
+def _seconds(
+    items: Sequence[Item], settings: StateSettings, n_new: int, n_all: int, encoding: Encoding | None
+) -> float | None:
     """Return a rough estimate of the time, by reading some images and computing their features."""
     if isinstance(settings.options, SprSettings) or not items:
         return None
     began, images = time.perf_counter(), list[Pixels]()
     items = [item for item in items if item.image]
     some = items[:: max(1, len(items) // _TRIAL)][:_TRIAL]
+    if settings.encoder is not None:
+        encoded = None if encoding is None else _encoding_seconds(some, settings, encoding)
+        return encoded and n_new * encoded + min(n_all, settings.options.capacity) * _JUDGING
     for item in some:
         try:
             images.append(_read(item, settings))
@@ -197,6 +216,18 @@ def _seconds(items: Sequence[Item], settings: StateSettings, n_new: int, n_all: 
     features.transform(pixels)
     computing = (time.perf_counter() - began) / len(images)
     return n_new * reading + n_all * computing + min(n_all, settings.options.capacity) * _JUDGING
+
+
+def _encoding_seconds(some: Sequence[Item], settings: StateSettings, encoding: Encoding) -> float | None:
+    """Return the seconds that an image takes to be read and encoded; those of the cache take less."""
+    began, n = time.perf_counter(), 0
+    for item in some:
+        try:
+            encoding.features([encoding.read(item.image, settings, item.root)], [(item.id,)])
+            n += 1
+        except Refused:
+            continue
+    return (time.perf_counter() - began) / n if n else None
 
 
 def _read(item: Item, settings: StateSettings | None) -> Pixels:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,11 +17,13 @@ from purereplay.data.forms import check_forms, forms_like, n_bytes
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import UserError
 from purereplay.live.buffers import load_learner, make_learner
-from purereplay.live.images import is_other_file, read_pixels
+from purereplay.live.encoding import PIECE, Encoding
+from purereplay.live.images import Encodable, is_other_file, read_pixels
 from purereplay.live.items import Refused
 from purereplay.live.lists import within
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.opinion import load_opinion
+from purereplay.live.settings import Opened
 from purereplay.live.store import Current, Store
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
@@ -74,7 +77,7 @@ class Predictor(Protocol):
         """Number of labels that it knows."""
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Images uint8 (n, C, H, W) -> class probabilities (n, n_classes)."""
+        """Images uint8 (n, C, H, W), or features (n, dim) of an encoder -> class probabilities (n, n_classes)."""
 
 
 def current_classifier(store: Store, current: Current, engine: Engine) -> Predictor | None:
@@ -143,18 +146,75 @@ def _files_below(folder: Path) -> list[ImageFile]:
     return files
 
 
-def predict(store: Store, classifier: Predictor, files: list[ImageFile]) -> Iterator[Prediction]:
-    """Classify image files, in their order."""
-    s = store.image_settings
-    for start in range(0, len(files), _BATCH):
-        images, answers = [], []
-        for file in files[start : start + _BATCH]:
+def predict(
+    store: Store, classifier: Predictor, files: list[ImageFile], encoder: Opened | None = None
+) -> Iterator[Prediction]:
+    """Classify image files, in their order; `encoder`: that of the state, if the user named it."""
+    reader = ImageReader(store, encoder)
+    for start in range(0, len(files), reader.at_once):
+        some = files[start : start + reader.at_once]
+        inputs = reader.inputs([_source(file) for file in some])
+        given = [own for own in inputs if isinstance(own, Tensor)]
+        rows: Iterator[Tensor] = iter(classifier.probabilities(torch.stack(given)).cpu() if given else ())
+        for file, own in zip(some, inputs, strict=True):
+            if isinstance(own, Tensor):
+                yield Prediction(file.path, next(rows))
+            else:
+                yield Prediction(file.path, error=str(own))
+
+
+class ImageSource(NamedTuple):
+    """An image to be classified."""
+
+    image: Path | bytes
+    root: Path | None = None  # folder that the file must be in
+    names: tuple[str, ...] = ()  # by which a file of features may know it
+
+
+class ImageReader:
+    """Reads images as the classifier of a state takes them: pixels, or the features of the state's encoder."""
+
+    def __init__(self, store: Store, encoder: Opened | None = None) -> None:
+        self.settings = store.image_settings
+        self.encoding = Encoding.of_state(store, encoder)
+        self.at_once = _BATCH if self.encoding is None else PIECE  # images to be read together
+
+    def inputs(self, images: Sequence[ImageSource | Refused]) -> list[Tensor | Refused]:
+        """Return what `probabilities` takes a stack of, or the reason why an image is refused."""
+        found: list[Tensor | Refused | None] = []
+        encodable, names, s = list[Encodable](), list[tuple[str, ...]](), self.settings
+        for source in images:
             try:
-                found, root = file if file.root is None else within(str(file.path.relative_to(file.root)), file.root)
-                pixels = read_pixels(found, size=s.size, channels=s.channels, shape=s.shape, root=root, fit=s.fit)
-                images.append(torch.from_numpy(pixels))
-                answers.append(Prediction(file.path))
+                if isinstance(source, Refused):
+                    raise source
+                image, root, own_names = source
+                if self.encoding is not None:
+                    encodable.append(self.encoding.read(image, s, root))
+                    names.append(own_names)
+                    found.append(None)
+                    continue
+                pixels = read_pixels(image, size=s.size, channels=s.channels, shape=s.shape, root=root, fit=s.fit)
+                found.append(torch.from_numpy(pixels))
             except Refused as reason:
-                answers.append(Prediction(file.path, error=str(reason)))
-        rows: Iterator[Tensor] = iter(classifier.probabilities(torch.stack(images)).cpu() if images else ())
-        yield from (a if a.error else a._replace(probabilities=next(rows)) for a in answers)
+                found.append(reason)
+        features = iter([] if self.encoding is None else self.encoding.features(encodable, names))
+        answers = (next(features) if own is None else own for own in found)
+        return [torch.from_numpy(own) if isinstance(own, np.ndarray) else own for own in answers]
+
+
+def _source(file: ImageFile) -> ImageSource | Refused:
+    """Return the source of a file, or the reason why it is refused: it may be a link out of its folder."""
+    path, root = file
+    if root is None:
+        return ImageSource(path, None, _names(path))
+    name = path.relative_to(root)
+    try:
+        found, own = within(str(name), root)
+    except Refused as reason:
+        return reason
+    return ImageSource(found, own, _names(path))
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """Return the ends of a path, the longest first: an id is relative to a folder that is not known here."""
+    return tuple("/".join(path.parts[start:]) for start in range(len(path.parts)))

@@ -101,6 +101,14 @@ SCRIPTS = (
         PRIMARY KEY (given, likely)
     ) WITHOUT ROWID;
     """,
+    """
+    -- a state with an encoder: the features of every sample, which are compared instead of its pixels
+    CREATE TABLE features (
+        position INTEGER PRIMARY KEY REFERENCES samples (position),
+        digest BLOB NOT NULL,  -- of position and features
+        features BLOB NOT NULL  -- float32 (dim,)
+    );
+    """,
 )
 VERSION = len(SCRIPTS)
 DIGESTS = 3  # version from which on the tables have digests

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
 from purereplay.live.buffers import Buffers
+from purereplay.live.encoding import Encoded, Encoding, write_features
 from purereplay.live.full_memory import FullMemory, Judged
 from purereplay.live.images import Look, look_at, read_pixels
 from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.moves import Moves
-from purereplay.live.settings import NewSettings, Wanted, with_shape
+from purereplay.live.settings import NewSettings, Opened, Wanted, with_shape
 from purereplay.live.shapes import Chosen, choose, look_at_some
 from purereplay.live.store import Current, Store
 from purereplay.nets.device import pick_device, pick_precision
@@ -42,6 +44,7 @@ class Session:
     engine: Engine
     account: Account = field(default_factory=Account)  # training time of this process
     chosen: Chosen | None = None  # the shape of all images, if this process has chosen it
+    encoding: Encoding | None = None  # opened when the first image needs it, unless the user named the encoder
     learning: FullMemory | Buffers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,8 @@ class Session:
         """Create or continue a state; see `Store.writing`."""
         with Store.writing(folder, wanted) as store:
             session = cls(store, engine)
+            if wanted is not None and wanted.encoder is not None and not isinstance(wanted.encoder, str):
+                session._use(wanted.encoder)
             current = store.current()
             if current is not None:
                 session.learning.load(current)
@@ -81,14 +86,34 @@ class Session:
         if not offers:
             return []
         current, moved = None, dict[int, str]()
+        encoded = self._encoded(offers) if self.store.settings.encoder else {}
         with self.store.transaction():
-            outcomes = [self._take(offer, moved) for offer in offers]
+            outcomes = [self._take(offer, moved, encoded.get(row)) for row, offer in enumerate(offers)]
             if moved:
                 current = self._correct(moved)
         self._tidy(current)
         return outcomes
 
-    def _take(self, offer: Offer, moved: dict[int, str]) -> Outcome:
+    def _use(self, encoder: Opened) -> None:
+        """Use the encoder that the user named, and save its name if its file was moved."""
+        self.encoding = Encoding.of_state(self.store, encoder)
+        settings = self.store.settings
+        if settings.encoder is not None and settings.encoder.text != encoder.text:
+            with self.store.transaction():
+                self.store.write_settings(replace(settings, encoder=settings.encoder._replace(text=encoder.text)))
+
+    def _encoded(self, offers: Sequence[Offer]) -> dict[int, Encoded]:
+        """Return the images of offers that can be read, and the features of those whose id is new, by place."""
+        if isinstance(self.store.settings, NewSettings):
+            self.look(offers)
+        if isinstance(self.store.settings, NewSettings):
+            return {}  # none of them can be read
+        if self.encoding is None:
+            self.encoding = Encoding.of_state(self.store)
+        assert self.encoding is not None
+        return self.encoding.prepared(offers, self.store)
+
+    def _take(self, offer: Offer, moved: dict[int, str], encoded: Encoded | None = None) -> Outcome:
         if not isinstance(offer, Item):
             return Outcome(offer.name, offer.line, new=False, error=offer.reason)
         s = self.store.settings
@@ -96,12 +121,19 @@ class Session:
             if isinstance(s, NewSettings):
                 self._fix_shape_by(s, offer)
                 s = self.store.image_settings
-            pixels = read_pixels(
-                offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root, fit=s.fit
+            if encoded is not None and isinstance(encoded.features, Refused):
+                raise encoded.features
+            pixels = (
+                read_pixels(offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root, fit=s.fit)
+                if encoded is None
+                else encoded.pixels
             )
             position = self.moves.find(offer, pixels)
             if position is None:
                 new = self.store.add(offer.id, offer.label, pixels)
+                if new and encoded is not None:
+                    assert isinstance(encoded.features, np.ndarray)
+                    write_features(self.store, self.store.n_samples - 1, encoded.features)
                 if new:
                     self.moves.added(self.store.n_samples - 1, pixels, offer.root)
                 return Outcome(offer.id, offer.line, new=new)

@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+from purereplay.data.encoders import NONE, CheckedEncoder, FeatureFile, open_encoder
+from purereplay.data.encoders import check_same as check_same_encoder
 from purereplay.data.memory import machine_memory
 from purereplay.errors import UserError
 from purereplay.learners import own_data
@@ -30,6 +32,18 @@ Options = SprSettings | FullMemorySettings
 _GREY, _COLOUR = (1, 1, 1), (3, 1, 1)  # image shapes that stand in for an unknown one
 
 
+Opened = CheckedEncoder | FeatureFile
+
+
+class EncoderFacts(NamedTuple):
+    """The encoder of a state."""
+
+    text: str  # by which it is opened again
+    digest: str
+    dim: int  # number of features
+    size: int  # pixels of the side of the images that it takes; 0: none
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """Options of `learn`; None: the value that the state has, or the default of a new state."""
@@ -40,6 +54,7 @@ class Wanted:
     seed: int | None = None
     size: int | None = None
     channels: int | None = None
+    encoder: Opened | Literal["none"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +68,7 @@ class NewSettings:
     channels: int | None  # images are converted to grey (1) or colour (3); None: chosen by the first ones
     chosen: Mapping[str, Any]  # settings of the learner that the user chose, by name
     fit: Fit = "pad"  # see images.py
+    encoder: EncoderFacts | None = None  # None: the pixels themselves are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +83,7 @@ class StateSettings:
     shape: Shape  # of all images
     options: Options
     fit: Fit = "pad"
+    encoder: EncoderFacts | None = None
 
     @property
     def spr_options(self) -> SprSettings:
@@ -91,15 +108,33 @@ def new_settings(wanted: Wanted) -> NewSettings:
         size=wanted.size,
         channels=wanted.channels,
         chosen=_parsed(wanted, learner),
+        encoder=encoder_facts(wanted),
     )
     options = _resolved(new, _GREY)
     if isinstance(options, SprSettings):
         _check_spr(options)
+        if new.encoder is not None:
+            raise UserError(f"--encoder works with the learner {FULL_MEMORY}, not {learner}: leave one of them out.")
     if new.size is not None and not 1 <= new.size <= MAX_SIZE:
         raise UserError(f"The size must be between 1 and {MAX_SIZE} pixels, not {new.size}.")
     if new.channels not in (None, 1, 3):
         raise UserError(f"The channels must be 1 (grey) or 3 (colour), not {new.channels}.")
     return new
+
+
+def wanted_encoder(text: str | None) -> Opened | Literal["none"] | None:
+    """Return the encoder that a text names; UserError if it cannot be used."""
+    if text is None:
+        return None
+    return "none" if text == NONE else open_encoder(text)
+
+
+def encoder_facts(wanted: Wanted) -> EncoderFacts | None:
+    """Return the facts about the encoder that the user named; None: there is none."""
+    found = wanted.encoder
+    if found is None or isinstance(found, str):
+        return None
+    return EncoderFacts(found.text, found.digest, found.dim, found.size)
 
 
 def _check_spr(options: SprSettings) -> None:
@@ -139,6 +174,7 @@ def with_shape(new: NewSettings, shape: Shape) -> StateSettings:
         shape=shape,
         options=options,
         fit=new.fit,
+        encoder=new.encoder,
     )
 
 
@@ -177,6 +213,15 @@ def check_same(have: NewSettings | StateSettings, wanted: Wanted, state: Path) -
     asked = {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
     _check_equal(asked, {name: getattr(have, name) for name in names}, state)
     _check_equal(_parsed(wanted, have.learner), _fixed_options(have), state)
+    if wanted.encoder is None:
+        return
+    if have.encoder is None or isinstance(wanted.encoder, str):
+        theirs = NONE if have.encoder is None else have.encoder.text
+        ours = wanted.encoder if isinstance(wanted.encoder, str) else wanted.encoder.text
+        if ours != theirs:
+            raise UserError(f"{state} was created with encoder {theirs}, not {ours}: use another --state.")
+        return
+    check_same_encoder(wanted.encoder, have.encoder.text, have.encoder.digest, state)
 
 
 def _check_equal(asked: Mapping[str, Any], fixed: Mapping[str, Any], state: Path) -> None:
@@ -205,6 +250,8 @@ def from_text(text: str) -> NewSettings | StateSettings:
         raise ValueError(f"their format is {found}, not {FORMAT}")
     if values.setdefault("fit", "exact") not in get_args(Fit):
         raise ValueError(f"their fit is {values['fit']!r}")
+    if (saved := values.get("encoder")) is not None:
+        values["encoder"] = EncoderFacts(*saved)
     cls = _options_class(values.setdefault("learner", own_data.UNNAMED))
     if "chosen" in values:
         return NewSettings(**values)

@@ -54,6 +54,7 @@ class Status(TypedDict):
     learner: str
     preset: str
     seed: int
+    encoder: str | None  # None: the pixels themselves are compared
     bytes: int
     classes: list[ClassStatus]
 
@@ -96,6 +97,7 @@ def status(store: Store) -> Status:
             "learner": settings.learner,
             "preset": settings.preset,
             "seed": settings.seed,
+            "encoder": None if settings.encoder is None else settings.encoder.text,
             "bytes": _bytes(store.folder),
             "classes": [{"label": label, "samples": n, "scored": m, "rejected": r} for label, n, m, r in classes],
         }

@@ -165,6 +165,8 @@ def show_plan(plan: Plan) -> None:
         channels, height, width = plan.settings.shape
         table.add_row("learned as", f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}")
         table.add_row("learner", f"{plan.settings.learner}, preset {plan.settings.preset}, seed {plan.settings.seed}")
+        if (encoder := plan.settings.encoder) is not None:
+            table.add_row("encoder", Text(printable(f"{encoder.text}, {encoder.dim:,} features")))
     table.add_row("room on disk", f"{plan.n_bytes / 2**20:,.1f} MiB")
     table.add_row("time", "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}")
     out.print(table)
@@ -411,5 +413,7 @@ def _summary(status: Status) -> Table:
             "corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}"
         )
     table.add_row("created with", f"learner {status['learner']}, preset {status['preset']}, seed {status['seed']}")
+    if status["encoder"] is not None:
+        table.add_row("encoder", Text(printable(status["encoder"])))
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")
     return table

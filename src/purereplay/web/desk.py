@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from purereplay.live.decisions import Decision, DecisionLog, InEffect, Kind
 from purereplay.live.exporting import decisions_csv
-from purereplay.live.images import Pixels
 from purereplay.live.items import Refused, checked_label
 from purereplay.web.opinions import Opinion
 from purereplay.web.samples import Samples
@@ -142,10 +142,10 @@ class Desk:
         row = self._place[number]
         table = self.samples.table
         code, [name] = int(table.label[row]), self.samples.names([number])
-        pixels = self._pixels(number)
-        likely = self.opinion.suggest(number, pixels)
+        given = self._input(number)
+        likely = self.opinion.suggest(number, given)
         other = None if likely is None or likely[0] == code or likely[0] >= len(self.samples.labels) else likely[0]
-        own = None if pixels is None else self.opinion.features(pixels)
+        own = None if given is None else self.opinion.features(given)
         near = {"given": self.opinion.near(own, code, _NEAR, number)}
         near["suggested"] = [] if other is None else self.opinion.near(own, other, _NEAR, number)
         entry = self.in_effect.get(name)
@@ -163,11 +163,12 @@ class Desk:
             "near": near,
         }
 
-    def _pixels(self, number: int) -> Pixels | None:
+    def _input(self, number: int) -> Tensor | None:
+        """Return a sample as the classifier takes it, (1, …)."""
         if self.opinion.classifier is None:
             return None
         try:
-            return self.samples.pixels(number)
+            return self.samples.input(number)
         except Refused:
             return None
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from purereplay.live.images import Pixels
 from purereplay.live.opinion import Opinion as FullMemoryOpinion
 from purereplay.live.predict import Predictor
 from purereplay.nets.inference import Classifier, embed
@@ -32,20 +31,23 @@ class Opinion:
     noise: NoiseRate | None = None  # estimated share of wrong labels among the scored samples
     accuracy: float | None = None  # on the user's test folder
 
-    def suggest(self, number: int, pixels: Pixels | None = None) -> tuple[int, float] | None:
-        """Return the number of the most likely label and its probability; None if it is not known."""
+    def suggest(self, number: int, own: torch.Tensor | None = None) -> tuple[int, float] | None:
+        """Return the number of the most likely label and its probability; None if it is not known.
+
+        `own` (1, …): the sample as the classifier takes it.
+        """
         if number < len(self.suggested) and self.suggested[number] >= 0:
             return int(self.suggested[number]), float(self.chance[number])
-        if self.classifier is None or pixels is None:
+        if self.classifier is None or own is None:
             return None
-        chances, codes = self.classifier.probabilities(torch.from_numpy(pixels.copy())[None]).cpu().max(1)
+        chances, codes = self.classifier.probabilities(own).cpu().max(1)
         return int(codes[0]), float(chances[0])
 
-    def features(self, pixels: Pixels) -> NDArray[np.float32] | None:
-        """Return the features of an image, (d,); None without a classifier."""
+    def features(self, own: torch.Tensor) -> NDArray[np.float32] | None:
+        """Return the features of a sample (1, …) as the classifier takes it, (d,); None without a classifier."""
         if self.classifier is None:
             return None
-        return np.asarray(features_of(self.classifier, torch.from_numpy(pixels.copy())[None])[0])
+        return np.asarray(features_of(self.classifier, own)[0])
 
     def near(self, own: NDArray[np.float32] | None, code: int, n: int, but: int) -> list[int]:
         """Return the n believed-clean samples of a label that are most similar to an image with these features."""
@@ -61,7 +63,7 @@ def unknown(n: int) -> Opinion:
 
 
 def features_of(classifier: Predictor, images: torch.Tensor) -> NDArray[np.float32]:
-    """Return the classifier's features of images, (n, d), rows of length 1."""
+    """Return the classifier's features of samples as it takes them, (n, d), rows of length 1."""
     if isinstance(classifier, FullMemoryOpinion):
         features = classifier.feature_map.transform(images)
     else:

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from purereplay.data.csv_files import BadRow, open_csv
 from purereplay.data.text import spreadsheet_raw
 from purereplay.errors import UserError
+from purereplay.live.encoding import inputs
 from purereplay.live.exporting import audit_log
 from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.items import Refused, checked_id, checked_label
@@ -92,6 +95,10 @@ class Samples(ABC):
     def pixels(self, number: int) -> Pixels:
         """Return an image uint8 (channels, height, width); Refused if it cannot be read."""
 
+    def input(self, number: int) -> Tensor:
+        """Return a sample as a classifier takes it, (1, …); Refused if it cannot be read."""
+        return torch.from_numpy(self.pixels(number).copy())[None]
+
 
 class StateSamples(Samples):
     """Samples of a state, which another process may be writing."""
@@ -126,6 +133,9 @@ class StateSamples(Samples):
 
     def pixels(self, number: int) -> Pixels:
         return self.store.rows([number])[0].pixels
+
+    def input(self, number: int) -> Tensor:
+        return inputs(self.store, np.array([number]))
 
 
 class AuditSamples(Samples):

@@ -19,11 +19,11 @@ from torch import Tensor
 from purereplay.errors import BusyError, UserError
 from purereplay.live.buffers import load_learner
 from purereplay.live.decisions import DecisionLog
+from purereplay.live.encoding import inputs
 from purereplay.live.folders import ImageFolder
-from purereplay.live.images import read_pixels
-from purereplay.live.items import Item, Refused
+from purereplay.live.items import Item
 from purereplay.live.memory_settings import FULL_MEMORY
-from purereplay.live.predict import Predictor, current_classifier, with_current
+from purereplay.live.predict import ImageReader, ImageSource, Predictor, current_classifier, with_current
 from purereplay.live.reviewed import Reviewed, absorbed
 from purereplay.live.session import Session
 from purereplay.live.store import Current, Store
@@ -156,7 +156,7 @@ class Teacher(threading.Thread):
             classifier,
             numbers,
             np.array(labels, np.int64),
-            features_of(classifier, _images(store, numbers.tolist())) if len(numbers) else None,
+            features_of(classifier, inputs(store, numbers)) if len(numbers) else None,
             noise=old.noise,
             accuracy=old.accuracy,
         )
@@ -178,19 +178,16 @@ class Teacher(threading.Thread):
         """Return the accuracy on the user's test folder."""
         if self.test is None or opinion.classifier is None:
             return None
-        s, labels = store.image_settings, store.labels()
-        images, wanted = [], []
-        for offer in ImageFolder(self.test, store.folder).listing():
-            if not isinstance(offer, Item):
-                continue
-            try:
-                pixels = read_pixels(
-                    offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root, fit=s.fit
-                )
-            except Refused:
-                continue
-            images.append(torch.from_numpy(pixels))
-            wanted.append(offer.label)
+        reader, labels = ImageReader(store), store.labels()
+        items = [offer for offer in ImageFolder(self.test, store.folder).listing() if isinstance(offer, Item)]
+        images, wanted = list[Tensor](), list[str]()
+        for start in range(0, len(items), reader.at_once):
+            some = items[start : start + reader.at_once]
+            found = reader.inputs([ImageSource(item.image, item.root, (item.id,)) for item in some])
+            for item, own in zip(some, found, strict=True):
+                if isinstance(own, Tensor):
+                    images.append(own)
+                    wanted.append(item.label)
         if not images:
             raise UserError(f"{self.test} holds no images that can be classified: use folders label/name.png.")
         codes = opinion.classifier.probabilities(torch.stack(images)).argmax(1).tolist()

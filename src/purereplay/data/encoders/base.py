@@ -1,0 +1,141 @@
+"""An encoder and what is checked of it: the number of features, finite values, and one row per image.
+
+`Encoder` is the protocol; anything with these three names is an encoder. `CheckedEncoder` wraps one. It asks for
+features in batches of one size: the last batch is filled up with copies, so that the features of an image do not depend
+on how many images came with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.data.encoders.pictures import Pixels
+from purereplay.data.progress import Progress
+from purereplay.errors import UserError
+
+SIZE = 224  # pixels of an image's side, unless the encoder says otherwise
+BATCH = 8  # images at once, unless the encoder says otherwise
+LARGEST = 1024  # pixels of an image's side
+MOST_FEATURES = 65_536
+
+Features = NDArray[np.float32]
+
+
+class Encoder(Protocol):
+    """Images to features.
+
+    An encoder may also have `size`, the side of the images that it takes (default: 224 pixels), `batch`, the number of
+    images that it takes at once (default: 8), and `digest`, a text that changes with its results.
+    """
+
+    name: str
+    dim: int  # number of features
+
+    def embed(self, images: Pixels) -> Features:
+        """Images uint8 (n, 3, size, size) -> features float32 (n, dim)."""
+
+
+class Embedded(NamedTuple):
+    """Features of images; an image without features has a row of zeros and a reason."""
+
+    features: Features  # (n, dim)
+    reasons: dict[int, str]  # by row, as the end of a sentence that starts with the image's name
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedEncoder:
+    """An encoder whose features are checked; made by `checked`."""
+
+    encoder: Encoder
+    text: str  # by which it can be opened again, with an absolute path
+    name: str  # short, for messages
+    digest: str  # of its file or weights, and of its options
+    dim: int
+    size: int
+    batch: int
+
+    def embed(self, images: Pixels, watch: Progress | None = None) -> Embedded:
+        """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder fails on all of several."""
+        n = len(images)
+        features, reasons = np.zeros((n, self.dim), np.float32), dict[int, str]()
+        for start in range(0, n, self.batch):
+            if watch:
+                watch("features", start, n)
+            part = images[start : start + self.batch]
+            try:
+                features[start : start + len(part)] = self._rows(part)
+            except _Wrong:
+                for row, image in enumerate(part, start):
+                    try:
+                        features[row] = self._rows(image[None])[0]
+                    except _Wrong as reason:
+                        reasons[row] = str(reason)
+        if n > 1 and len(reasons) == n:
+            raise UserError(f"The encoder {self.name} fails on all of {n} images: the first one {reasons[0]}.")
+        return Embedded(features, reasons)
+
+    def _rows(self, images: Pixels) -> Features:
+        filled = np.concatenate([images, np.repeat(images[:1], self.batch - len(images), 0)])
+        return _asked(self.encoder, filled, self.dim)[: len(images)]
+
+
+class _Wrong(Exception):
+    """The reason why an encoder has no features for images, as the end of a sentence that starts with a name."""
+
+
+def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
+    """Ask an encoder for the features of two images, and return it; UserError if they cannot be used."""
+    name = str(getattr(encoder, "name", text))
+    size, batch = int(getattr(encoder, "size", SIZE)), int(getattr(encoder, "batch", BATCH))
+    if not 1 <= size <= LARGEST or batch < 1:
+        raise UserError(f"The encoder {name} takes images of {size} pixels, {batch} at once, which is not possible.")
+    ramp = np.arange(3 * size * size, dtype=np.int64).reshape(3, size, size)
+    trial = np.stack([(ramp * step % 251).astype(np.uint8) for step in (1, 7)])
+    images = trial[np.arange(max(batch, 1)) % 2]
+    dim = getattr(encoder, "dim", None)
+    try:
+        found = _asked(encoder, images, dim)
+    except _Wrong as reason:
+        raise UserError(f"The encoder {name} cannot be used: a trial image {reason}.") from None
+    if not 1 <= found.shape[1] <= MOST_FEATURES:
+        raise UserError(f"The encoder {name} gives {found.shape[1]:,} features, not 1 to {MOST_FEATURES:,}.")
+    return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch)
+
+
+def _asked(encoder: Encoder, images: Pixels, dim: int | None) -> Features:
+    """Return the encoder's features of images, or raise _Wrong."""
+    try:
+        found = np.asarray(encoder.embed(images.copy()), np.float32)
+    except Exception as error:  # the encoder is the user's own
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise _Wrong(f"cannot be encoded: {reason[:300]}") from error
+    if found.ndim != 2 or len(found) != len(images) or (dim is not None and found.shape[1] != dim):
+        wanted = "d" if dim is None else dim
+        raise _Wrong(f"gets features of shape {found.shape} from the encoder, not ({len(images)}, {wanted})")
+    if not np.isfinite(found).all():
+        raise _Wrong("gets NaN or infinity from the encoder")
+    return found
+
+
+def pooled(values: NDArray[Any], name: str) -> Features:
+    """Return the output of a network as (n, d): an average over positions, if it has two axes of them."""
+    found = np.asarray(values, np.float32)
+    if found.ndim == 4:
+        found = found.mean((2, 3), dtype=np.float32)
+    if found.ndim != 2:
+        raise UserError(f"{name} gives an output of shape {found.shape}, and (n, d) or (n, d, h, w) is needed")
+    return found
+
+
+def digest_of(*parts: str | bytes) -> str:
+    """Return a digest of texts and bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    for part in parts:
+        own = part.encode() if isinstance(part, str) else part
+        digest.update(len(own).to_bytes(8, "little") + own)
+    return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""From a text to an encoder, such as `onnx:lite0.onnx?size=224` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from purereplay.data.encoders.base import CheckedEncoder, Encoder, checked, digest_of
+from purereplay.data.encoders.feature_files import FeatureFile
+from purereplay.data.encoders.options import Named, parse_name
+from purereplay.errors import UserError
+
+NONE = "none"
+_CODE = ("python", "torch")  # kinds whose author's code runs
+_LARGEST = 4 * 2**30  # bytes of a file
+
+
+def open_encoder(text: str) -> CheckedEncoder | FeatureFile:
+    """Return the encoder that a text names, after a trial; UserError if it cannot be used."""
+    named = parse_name(text)
+    if named.kind == "file":
+        return FeatureFile(Path(named.source))
+    if named.kind in ("onnx", "torch"):
+        return _from_file(named)
+    from purereplay.data.encoders.own_code import python_encoder
+    from purereplay.data.encoders.torch_models import hf_model, timm_model
+
+    encoder: Encoder
+    if named.kind == "python":
+        encoder, digest = python_encoder(named.source, named.options)
+    else:
+        encoder, digest = (timm_model if named.kind == "timm" else hf_model)(named.source, named.options)
+    own = digest_of(named.kind, digest, str(named.options))
+    return checked(encoder, text=text, digest=own)
+
+
+def as_encoder(given: str | Encoder) -> CheckedEncoder:
+    """Return the encoder for arrays in memory that a text names, or an object with name, dim and embed."""
+    if isinstance(given, str):
+        found = open_encoder(given)
+        if isinstance(found, FeatureFile):
+            raise UserError(f"The encoder {given} holds features of files: give the features themselves as X.")
+        return found
+    if not all(hasattr(given, name) for name in ("name", "dim", "embed")):
+        raise UserError(f"The encoder is a {type(given).__name__}: give a text, or an object with name, dim and embed.")
+    return checked(given, text="", digest=digest_of("object", given.name, str(getattr(given, "digest", ""))))
+
+
+def reopen(text: str, digest: str, owner: str | Path) -> CheckedEncoder | FeatureFile:
+    """Return the encoder that a state or saved classifier was made with; UserError if it is another one now.
+
+    A file from somebody else may name any encoder, so one whose author's code would run is not opened.
+    """
+    if runs_code(text):
+        raise UserError(
+            f"{owner} was made with {text}, which runs code: name it again with --encoder {text} if you trust it."
+        )
+    found = open_encoder(text)
+    check_same(found, text, digest, owner)
+    return found
+
+
+def runs_code(text: str) -> bool:
+    """Return whether opening the encoder that a text names runs code of its author."""
+    return parse_name(text).kind in _CODE
+
+
+def check_same(found: CheckedEncoder | FeatureFile, text: str, digest: str, owner: str | Path) -> None:
+    """Raise UserError if an encoder is not the one that a state or saved classifier was made with."""
+    if found.digest != digest:
+        raise UserError(
+            f"{owner} was made with another encoder than {found.name}, or another version of it: "
+            f"use {text} as it was then, or start anew."
+        )
+
+
+def _from_file(named: Named) -> CheckedEncoder:
+    path = Path(named.source)
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise UserError(f"{path} has more than {_LARGEST // 2**30} GiB, which no encoder may have.")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"The encoder {path} cannot be read: {error.strerror or error}.") from None
+    encoder: Encoder
+    if named.kind == "onnx":
+        from purereplay.data.encoders.onnx_files import OnnxEncoder
+
+        encoder = OnnxEncoder(content, path, named.options, torch.get_num_threads())
+    else:
+        from purereplay.data.encoders.torch_models import torch_file
+
+        encoder = torch_file(content, path, named.options)
+    text = f"{named.kind}:{path.resolve()}" + (f"?{named.query}" if named.query else "")
+    digest = digest_of(named.kind, content, str(named.options))
+    return checked(encoder, text=text, digest=digest)

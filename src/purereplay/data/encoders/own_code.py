@@ -1,0 +1,72 @@
+"""Encoders that are the user's own code: `python:MODULE:FUNCTION`.
+
+The function takes images uint8 (n, 3, size, size) and returns features (n, d). It may have the attributes `size`,
+`batch` and `version`. An object with `name`, `dim` and `embed` is an encoder as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from purereplay.data.encoders.base import BATCH, SIZE, Encoder, Features, digest_of
+from purereplay.data.encoders.options import Options
+from purereplay.data.encoders.pictures import Pixels
+from purereplay.errors import UserError
+
+
+class FunctionEncoder:
+    """An encoder that is a function."""
+
+    dim: Any = None  # found by the first trial
+
+    def __init__(self, name: str, function: Callable[[Pixels], Any], options: Options) -> None:
+        self.name, self._function = name, function
+        self.size = options.size or int(getattr(function, "size", SIZE))
+        self.batch = int(getattr(function, "batch", BATCH)) if options.batch is None else options.batch
+
+    def embed(self, images: Pixels) -> Features:
+        found = self._function(images)
+        if hasattr(found, "detach"):  # a tensor
+            found = found.detach().cpu().numpy()
+        return found  # type: ignore[no-any-return]  # checked by the caller
+
+
+def python_encoder(source: str, options: Options) -> tuple[Encoder, str]:
+    """Return the encoder at module:function, and the digest of the module's file and of the version it states."""
+    module, colon, name = source.partition(":")
+    text = f"python:{source}"
+    if not module or not colon or not name:
+        raise UserError(f"The encoder {text} must be written python:MODULE:FUNCTION.")
+    found: Any = _imported(module, text)
+    origin = getattr(found, "__file__", None)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"The encoder {text} cannot be used: {module} has no {part!r}.")
+        found = getattr(found, part)
+    version = str(getattr(found, "digest", getattr(found, "version", "")))
+    digest = digest_of(name, Path(origin).read_bytes() if origin else module, version)
+    if hasattr(found, "embed"):
+        return found, digest
+    if not callable(found):
+        raise UserError(f"The encoder {text} cannot be used: it is a {type(found).__name__}, not a function.")
+    return FunctionEncoder(text, found, options), digest
+
+
+def _imported(module: str, text: str) -> Any:
+    """Import a module, also from the working directory."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        return import_module(module)
+    except Exception as error:  # any: the module is the user's own
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise UserError(f"The encoder {text} cannot be imported: {reason}.") from None
+    finally:
+        if added:
+            sys.path.remove(here)

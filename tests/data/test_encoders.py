@@ -1,0 +1,309 @@
+"""Encoders: every kind gives the features of its model, and one that cannot be used is refused in one sentence."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from PIL import Image
+
+from purereplay.data.encoders import FeatureCache, FeatureFile, as_encoder, open_encoder, reopen
+from purereplay.data.encoders.options import Normal
+from purereplay.data.encoders.pictures import as_input, as_inputs
+from purereplay.errors import UserError
+from small_onnx import SIZE, write_onnx
+
+
+def images(n: int, size: int = SIZE, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, 3, size, size), dtype=np.uint8)
+
+
+def means(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64).mean((2, 3))
+
+
+# ---------------------------------------------------------------- kinds
+
+
+@pytest.mark.parametrize("shape", [("n", 3, SIZE, SIZE), ("n", SIZE, SIZE, 3), (1, 3, SIZE, SIZE), (5, 3, "h", "w")])
+def test_an_onnx_model_of_pixels(tmp_path, shape):
+    path = write_onnx(tmp_path / "m.onnx", shape=shape)
+    text = f"onnx:{path}" + ("?size=8" if "h" in shape else "")
+    encoder, x = open_encoder(text), images(11)
+    assert (encoder.name, encoder.dim, encoder.size) == ("onnx:m.onnx", 3, SIZE)
+    found = encoder.embed(x)
+    assert found.features.dtype == np.float32 and not found.reasons
+    assert np.allclose(found.features, means(x), rtol=1e-5)
+
+
+def test_an_onnx_model_of_floats_gets_normalised_pixels(tmp_path):
+    path, x = write_onnx(tmp_path / "m.onnx", kind=TensorProto.FLOAT), images(3)
+    mean, std = Normal().mean, Normal().std
+    assert np.allclose(open_encoder(f"onnx:{path}").embed(x).features, (means(x) / 255 - mean) / std, atol=1e-4)
+    other = open_encoder(f"onnx:{path}?mean=0.5&std=0.25,0.5,1")
+    assert np.allclose(other.embed(x).features, (means(x) / 255 - 0.5) / [0.25, 0.5, 1], atol=1e-4)
+    assert other.digest != open_encoder(f"onnx:{path}").digest
+
+
+class Averages(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float() * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("form", ["script", "export"])
+def test_a_torch_file(tmp_path, form):
+    path, example = tmp_path / ("m.pt" if form == "script" else "m.pt2"), torch.from_numpy(images(4))
+    if form == "script":
+        torch.jit.save(torch.jit.trace(Averages(), example), str(path))
+    else:
+        torch.export.save(torch.export.export(Averages(), (example,)), path)
+    encoder, x = open_encoder(f"torch:{path}?size=8&input=uint8&batch=4"), images(11)
+    assert (encoder.dim, encoder.batch) == (3, 4)
+    assert np.allclose(encoder.embed(x).features, 2 * means(x), rtol=1e-5)  # an average over positions
+
+
+def test_a_pickled_torch_file_is_refused_and_not_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "ran",)
+
+    torch.save(Trap(), tmp_path / "m.pt")
+    with pytest.raises(UserError, match=r"m\.pt is not a file of torch\.jit\.save or torch\.export\.save"):
+        open_encoder(f"torch:{tmp_path / 'm.pt'}")
+    assert not (tmp_path / "ran").exists()
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+FUNCTION = "def embed(x):\n    return x.mean((2, 3))\nembed.size = 8\n"
+OBJECT = """
+class Own:
+    name, dim, size = "own", 3, 8
+    def embed(self, x):
+        return x.mean((2, 3))
+own = Own()
+"""
+
+
+@pytest.mark.parametrize(("text", "name"), [(FUNCTION, "embed"), (OBJECT, "own")])
+def test_own_code_in_the_working_directory(tmp_path, monkeypatch, text, name):
+    module("own_encoder", monkeypatch, tmp_path, text)
+    path = list(sys.path)
+    encoder, x = open_encoder(f"python:own_encoder:{name}"), images(20)
+    assert (encoder.dim, encoder.size) == (3, 8) and sys.path == path
+    assert np.allclose(encoder.embed(x).features, means(x), rtol=1e-5)
+    module("own_encoder", monkeypatch, tmp_path, text + "# another version\n")
+    assert open_encoder(f"python:own_encoder:{name}").digest != encoder.digest
+
+
+def test_a_model_of_timm_and_one_of_transformers_by_their_interfaces(monkeypatch):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x=None, pixel_values=None):
+            x = pixel_values if x is None else x
+            found = x.mean((2, 3)) * self.weight
+            return found if pixel_values is None else SimpleNamespace(pooler_output=found)
+
+    model, asked = Model(), []
+    timm, data, transformers = ModuleType("timm"), ModuleType("timm.data"), ModuleType("transformers")
+    timm.create_model = lambda *args, **options: asked.append((args, options)) or model
+    data.resolve_model_data_config = lambda model: {"input_size": (3, 8, 8), "mean": (0, 0, 0), "std": (1, 1, 1)}
+    facts = {"size": {"height": 8, "width": 8}, "image_mean": [0, 0, 0], "image_std": [1, 1, 1]}
+    processor = SimpleNamespace(to_dict=lambda: facts)
+    transformers.AutoModel = SimpleNamespace(from_pretrained=lambda *a, **o: asked.append((a, o)) or model)
+    transformers.AutoImageProcessor = SimpleNamespace(from_pretrained=lambda *a, **o: processor)
+    for own in (timm, data, transformers):
+        monkeypatch.setitem(sys.modules, own.__name__, own)
+    x = images(5)
+    for text in ("timm:tiny", "hf:tiny"):
+        with torch.no_grad():
+            model.weight.fill_(1)
+        encoder = open_encoder(text)
+        assert np.allclose(encoder.embed(x).features, means(x) / 255, atol=1e-5)
+        before = encoder.digest
+        with torch.no_grad():
+            model.weight.fill_(2)
+        assert open_encoder(text).digest != before  # of its weights
+    assert asked[0] == (("tiny",), {"pretrained": True, "num_classes": 0})
+    assert asked[-1][1] == {"trust_remote_code": False, "use_safetensors": True}  # neither code nor pickles
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "csv"])
+def test_a_file_of_features(tmp_path, kind):
+    rows, ids = np.arange(6.0).reshape(3, 2), ["a/1.png", "b/2.png", "7"]
+    path = tmp_path / f"f.{kind}"
+    if kind == "npz":
+        np.savez(path, features=rows, ids=np.array(ids), labels=np.array(["x", "y", "x"]))
+    else:
+        import pandas
+
+        table = pandas.DataFrame({"id": ids, "label": ["x", "y", "x"], "f0": rows[:, 0], "f1": rows[:, 1]})
+        table.to_parquet(path) if kind == "parquet" else table.to_csv(path, index=False)
+    found = open_encoder(f"file:{path}")
+    assert isinstance(found, FeatureFile) and found.dim == 2
+    assert found.find("no", "b/2.png").tolist() == [2, 3] and found.find("7").tolist() == [4, 5]
+    assert found.find("no") is None
+
+
+# ---------------------------------------------------------------- what cannot be used
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("lite0", "The encoder 'lite0' is unknown: use none, onnx:FILE"),
+        ("onnx:", "is unknown"),
+        ("onnx:no.onnx", r"The encoder no\.onnx cannot be read: No such file"),
+        ("onnx:text.onnx", r"text\.onnx cannot be used as an ONNX model"),
+        ("onnx:m.onnx?size=9", "a trial image cannot be encoded"),
+        ("onnx:m.onnx?colour=1", "has no option 'colour'"),
+        ("onnx:m.onnx?mean=a", "are not numbers"),
+        ("onnx:m.onnx?output=z", "has no output 'z'; its outputs are: y"),
+        ("onnx:m.onnx?size=4000", "takes images of 4000 pixels"),
+        ("onnx:m.onnx?batch=0", "8 pixels, 0 at once"),
+        ("torch:text.onnx", "is not a file of torch"),
+        ("python:own", "must be written python:MODULE:FUNCTION"),
+        ("python:no_such_module:f", "cannot be imported: No module named"),
+        ("python:math:none", "math has no 'none'"),
+        ("python:math:pi", "it is a float, not a function"),
+        ("timm:resnet18", "needs timm: install it"),
+        ("hf:some/model", "needs transformers: install it"),
+        ("file:no.npz", "cannot be read: No such file"),
+        ("file:plain.npz", r"plain\.npz has no array 'ids'"),
+        ("file:m.onnx", "its suffix must be one of"),
+    ],
+)
+def test_an_encoder_that_cannot_be_opened(tmp_path, monkeypatch, text, reason):
+    monkeypatch.chdir(tmp_path)
+    for name in ("timm", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)  # not installed
+    write_onnx(tmp_path / "m.onnx")
+    (tmp_path / "text.onnx").write_text("no model")
+    np.savez(tmp_path / "plain.npz", features=np.ones((2, 2)))
+    with pytest.raises(UserError, match=reason) as error:
+        open_encoder(text)
+    assert "\n" not in str(error.value)
+
+
+def own(embed, dim=2):
+    return SimpleNamespace(name="own", dim=dim, size=SIZE, embed=embed)
+
+
+@pytest.mark.parametrize(
+    ("embed", "reason"),
+    [
+        (lambda x: np.full((len(x), 2), np.nan), "a trial image gets NaN or infinity"),
+        (lambda x: np.ones((len(x), 3)), r"gets features of shape \(8, 3\) from the encoder, not \(8, 2\)"),
+        (lambda x: np.ones((len(x) - 1, 2)), r"gets features of shape \(7, 2\)"),
+        (lambda x: np.ones(2), r"gets features of shape \(2,\)"),
+        (lambda x: 1 / 0, "cannot be encoded: division by zero"),
+        (lambda x: [["a"] * 2] * len(x), "cannot be encoded"),
+    ],
+)
+def test_an_encoder_that_fails_its_trial(embed, reason):
+    with pytest.raises(UserError, match=rf"The encoder own cannot be used.*{reason}"):
+        as_encoder(own(embed))
+    with pytest.raises(UserError, match="with name, dim and embed"):
+        as_encoder(embed)
+
+
+MARK = 200
+
+
+def marked(x, answer):
+    """Features of images; `answer` replaces the rows of images that are all MARK, or raises."""
+    found = means(x)[:, :2].astype(np.float32)
+    rows = (x == MARK).all((1, 2, 3))
+    return answer(found, rows) if rows.any() else found
+
+
+def with_nan(found, rows):
+    found[rows] = np.nan
+    return found
+
+
+def wrong_size(found, rows):
+    return found[:, :1]
+
+
+def raising(found, rows):
+    raise ValueError("too bright")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(with_nan, "gets NaN"), (wrong_size, "gets features of shape"), (raising, "cannot be encoded: too bright")],
+)
+def test_an_encoder_that_fails_on_one_image_gives_the_features_of_the_others(answer, reason):
+    encoder, x = as_encoder(own(lambda x: marked(x, answer))), images(20)
+    x[13] = MARK
+    found = encoder.embed(x)
+    assert list(found.reasons) == [13] and reason in found.reasons[13]
+    rows = np.arange(20) != 13
+    assert np.array_equal(found.features[rows], means(x)[rows, :2].astype(np.float32)) and not found.features[13].any()
+    x[:] = MARK
+    with pytest.raises(UserError, match="The encoder own fails on all of 20 images"):
+        encoder.embed(x)
+
+
+def test_features_do_not_depend_on_the_images_beside_them(tmp_path):
+    seen = []
+    encoder = as_encoder(own(lambda x: seen.append(len(x)) or means(x)[:, :2]))
+    x = images(21)
+    whole = encoder.embed(x).features
+    parts = np.concatenate([encoder.embed(x[:1]).features, encoder.embed(x[1:]).features])
+    assert np.array_equal(whole, parts) and set(seen) == {8}
+
+
+def test_a_saved_encoder_is_opened_again_unless_it_changed_or_runs_code(tmp_path):
+    path = write_onnx(tmp_path / "m.onnx")
+    encoder = open_encoder(f"onnx:{path}")
+    assert reopen(encoder.text, encoder.digest, "state").digest == encoder.digest
+    write_onnx(path, scale=2)
+    with pytest.raises(UserError, match=r"state was made with another encoder than onnx:m\.onnx, or another version"):
+        reopen(encoder.text, encoder.digest, "state")
+    for text in ("python:os:getcwd", f"torch:{path}"):
+        with pytest.raises(UserError, match="which runs code: name it again with --encoder"):
+            reopen(text, encoder.digest, "state")
+
+
+# ---------------------------------------------------------------- cache and images
+
+
+def test_the_cache_returns_what_was_kept_and_nothing_that_is_damaged(tmp_path):
+    encoder, other = (open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx', scale=s)}") for s in (1, 2))
+    cache, row = FeatureCache(encoder, tmp_path / "cache"), np.array([1, 2, 3], np.float32)
+    cache.keep({b"a": row, b"b": 2 * row})
+    assert np.array_equal(cache.find([b"a", b"c"])[b"a"], row) and len(cache.find([b"a", b"c"])) == 1
+    assert not FeatureCache(other, tmp_path / "cache").find([b"a"])  # of another encoder
+    cache._database.execute("UPDATE features SET value = substr(value, 1, 19) || x'00' WHERE key = x'61'")
+    assert set(cache.find([b"a", b"b"])) == {b"b"}
+    cache.close()
+    cache.path.write_bytes(b"no database" * 1000)
+    broken = FeatureCache(encoder, tmp_path / "cache")
+    broken.keep({b"a": row})
+    assert not broken.find([b"a"])  # it only saves time
+
+
+def test_images_keep_their_aspect():
+    wide = Image.fromarray(np.repeat(np.arange(0, 200, 10, dtype=np.uint8)[None], 10, 0))  # 20 × 10
+    found = as_input(wide, 20)
+    assert found.shape == (3, 20, 20) and np.array_equal(found[0, 5:15], np.asarray(wide))
+    assert np.array_equal(found[0, 0], found[0, 5])  # the edge is repeated
+    assert np.array_equal(as_inputs([np.asarray(wide)[None]], 20)[0], found)
+
+
+def test_the_onnx_fixture_is_a_valid_model(tmp_path):
+    onnx.checker.check_model(onnx.load(write_onnx(tmp_path / "m.onnx")))
