@@ -96,6 +96,15 @@ class FullMemory:
             else:
                 return
 
+    def judge_waiting(self) -> Judged | None:
+        """Judge samples that are not due yet by the classifier, if there is one; the next revision judges them again.
+
+        Revisions come at the same numbers of samples as without this.
+        """
+        if self.opinion is None or self.store.n_samples <= self.taken:
+            return None
+        return self._judge_new(self.store.n_samples)
+
     def settle(self) -> Judged | None:
         """Judge all samples again if corrections were made since the last time."""
         if self.opinion is None or not self._opinion_is_old():
