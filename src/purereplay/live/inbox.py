@@ -118,7 +118,7 @@ class Inbox:
             if sample.label is None or sample.label == row.label:
                 return "waits for a label" if row.label is None else "known"
             if row.label is not None:
-                raise Refused(f"was sent before with the label {row.label!r}: correct it when it was judged")
+                raise Refused(f"was sent before with the label {row.label!r}: change it with `purereplay correct`")
             self._query("DELETE FROM samples WHERE number = ?", found[0][0])
             self._insert(row._replace(label=sample.label))
             return "labelled"

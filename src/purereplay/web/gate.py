@@ -31,6 +31,13 @@ OPEN_TO_ALL = ("/health", "/v2/health/live", "/v2/health/ready")
 _LARGE = 2**16  # bytes of JSON that are parsed in a thread
 
 
+class Json(JSONResponse):
+    """An answer in ASCII: a text that a client sent may be no valid UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
 class Problem(Exception):
     """A request that cannot be answered: a status and one sentence."""
 
@@ -41,7 +48,7 @@ class Problem(Exception):
 
     def response(self) -> Response:
         """Return the answer."""
-        return JSONResponse({"error": str(self)}, self.status, headers=self.headers)
+        return Json({"error": str(self)}, self.status, headers=self.headers)
 
 
 class Gate:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from purereplay import __version__
 from purereplay.errors import UserError
@@ -25,7 +25,7 @@ from purereplay.live.status import Status, status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 from purereplay.web.batching import Answer, Batcher, Images, NoClassifier, Overloaded
-from purereplay.web.gate import Problem, json_object, read_body
+from purereplay.web.gate import Json, Problem, json_object, read_body
 from purereplay.web.intake import Budget, Intake, decode, items_of, read_image
 from purereplay.web.metrics import Metrics
 from purereplay.web.openapi import document
@@ -96,11 +96,11 @@ class Interface:
         self.metrics.n_refused += len(found) - len(images)
         if not images:
             problems = [{"error": f"The image {reason}."} for reason in found]
-            return JSONResponse({"error": problems[0]["error"], "predictions": problems}, 400)
+            return Json({"error": problems[0]["error"], "predictions": problems}, 400)
         answer = await self.classify(np.stack(images))
         rows = iter(_predictions(answer, wants_all))
         predictions = [{"error": f"The image {each}."} if isinstance(each, Refused) else next(rows) for each in found]
-        return JSONResponse({"model": self.model_facts(answer.snapshot), "predictions": predictions})
+        return Json({"model": self.model_facts(answer.snapshot), "predictions": predictions})
 
     def ready(self) -> Snapshot:
         """Return the snapshot in use; Problem if there is none yet."""
@@ -142,7 +142,7 @@ class Interface:
         self.metrics.n_learned += n
         self.metrics.n_refused += len(receipts) - n
         answer = {"acknowledged": n, "refused": len(receipts) - n, "samples": results}
-        return JSONResponse(answer if n else {"error": results[0]["error"], **answer}, 202 if n else 400)
+        return Json(answer if n else {"error": results[0]["error"], **answer}, 202 if n else 400)
 
     async def judgements(self, request: Request) -> Response:
         since = _number(request, "since", 0, 0, 2**62)
@@ -150,12 +150,12 @@ class Interface:
         found = await asyncio.to_thread(_read_judgements, self.state, since, limit + 1)
         more, found = len(found) > limit, found[:limit]
         last = found[-1].number if found else since
-        return JSONResponse({"judgements": [each._asdict() for each in found], "next": last, "more": more})
+        return Json({"judgements": [each._asdict() for each in found], "next": last, "more": more})
 
     # ---------------------------------------------------------------- numbers
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse({"state": await self._numbers(), "server": self._facts()})
+        return Json({"state": await self._numbers(), "server": self._facts()})
 
     async def _numbers(self) -> Status:
         """Return the numbers of the state, at most a second old."""
@@ -188,7 +188,7 @@ class Interface:
             "predicts": self.snapshots.current is not None,
             "trains": self.trainer.pid is not None,
         }
-        return JSONResponse(facts, 200 if facts["trains"] else 503)
+        return Json(facts, 200 if facts["trains"] else 503)
 
     async def show_metrics(self, request: Request) -> Response:
         facts, state = self._facts(), await self._numbers()
@@ -210,7 +210,7 @@ class Interface:
         return PlainTextResponse(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(document(__version__))
+        return Json(document(__version__))
 
 
 def _decoded(given: list[Any], snapshot: Snapshot) -> list[Pixels | Refused]:

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from purereplay import __version__
 from purereplay.live.images import Shape
 from purereplay.web.batching import Answer
-from purereplay.web.gate import Problem, json_object, read_body
+from purereplay.web.gate import Json, Problem, json_object, read_body
 from purereplay.web.intake import MAX_ITEMS
 from purereplay.web.interface import Interface
 from purereplay.web.snapshots import Snapshot
@@ -47,20 +47,20 @@ class Protocol:
 
     async def server(self, request: Request) -> Response:
         facts = {"name": "purereplay", "version": __version__, "extensions": ["binary_tensor_data"]}
-        return JSONResponse(facts)
+        return Json(facts)
 
     async def live(self, request: Request) -> Response:
-        return JSONResponse({"live": True})
+        return Json({"live": True})
 
     async def ready(self, request: Request) -> Response:
         is_ready = self.interface.snapshots.current is not None
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+        return Json({"ready": is_ready}, 200 if is_ready else 503)
 
     async def model_ready(self, request: Request) -> Response:
         self._named(request)
         is_ready = self.interface.snapshots.current is not None
         facts = {"name": self.interface.name, "ready": is_ready}
-        return JSONResponse(facts, 200 if is_ready else 503)
+        return Json(facts, 200 if is_ready else 503)
 
     async def metadata(self, request: Request) -> Response:
         snapshot = self._snapshot(request)
@@ -68,7 +68,7 @@ class Protocol:
             {"name": "probabilities", "datatype": "FP32", "shape": [-1, len(snapshot.labels)]},
             {"name": "label", "datatype": "BYTES", "shape": [-1]},
         ]
-        return JSONResponse(
+        return Json(
             {
                 "name": self.interface.name,
                 "versions": [snapshot.version],
@@ -197,7 +197,7 @@ def _response(facts: dict[str, Any], answer: Answer, outputs: list[_Output]) -> 
         tensors.append(tensor)
     facts["outputs"] = tensors
     if not tail:
-        return JSONResponse(facts)
+        return Json(facts)
     header = json.dumps(facts).encode()
     return Response(header + tail, media_type="application/octet-stream", headers={_SPLIT: str(len(header))})
 

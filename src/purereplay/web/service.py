@@ -139,4 +139,8 @@ def _allow(error: Exception) -> dict[str, str]:
     return dict(getattr(error, "headers", None) or {})
 
 
-_HANDLERS = {404: _missing, 405: _method}
+async def _failed(request: Request, error: Exception) -> Response:
+    return Problem(500, "The server failed; its log has the reason.").response()
+
+
+_HANDLERS = {404: _missing, 405: _method, 500: _failed}
