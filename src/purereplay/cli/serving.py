@@ -75,6 +75,41 @@ def serve(
         serve_state(options, make_engine(device), port=port, announce=announce)
 
 
+@app.command()
+def export(
+    state: State,
+    to: Annotated[str, typer.Option("--to", help="onnx, torch (a program of torch.export) or safetensors.")],
+    out: Annotated[Path, typer.Option(help="Folder for the file and its model card.")],
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder label/name.png of images with right labels, to measure the accuracy. (default: estimate it)"
+        ),
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="Licence of the model, for the card. (default: not stated)")
+    ] = None,
+) -> None:
+    """Write the classifier of a state as a file that needs no purereplay, with a model card.
+
+    The card has the data, the estimated share of wrong labels, the accuracy, the settings and the licence. The file
+    takes images and returns probabilities. It is compared with the state's own classifier on up to 1,000 samples, and
+    not written if a probability differs by more than 0.0001. ONNX needs the extra purereplay[export].
+
+    Examples:
+
+        purereplay export --state state --to onnx --out model
+
+        purereplay export --state state --to torch --out model --test checked --license CC-BY-4.0
+    """
+    from purereplay.live.export.exporter import export
+    from purereplay.report import live as report
+
+    with report.exporting() as watch:
+        done = export(state, to, out, test=test, licence=licence, watch=watch)
+    report.show_model(done)
+
+
 def _token(file: Path | None) -> str | None:
     """Return the token of a file or of the environment; None: requests need none."""
     if file is None:

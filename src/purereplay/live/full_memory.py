@@ -123,13 +123,13 @@ class FullMemory:
 
     def _revise(self, n: int) -> Judged:
         """Judge the first n samples together."""
-        before, basis, known = last_revision(self.store), self._basis(), self._known(0, n)
+        before, basis, known = last_revision(self.store), self._basis(), self.known(0, n)
         number = 1 if before is None else before.number + 1
         # the same every time, so that verdicts change by what is known and not by chance
         seed = derive_seed(self.store.image_settings.seed, "full-memory")
         rows = self._memory(known, seed)
         opinion, found = form_opinion(
-            lambda some: self._images(rows[some]),
+            lambda some: self.images(rows[some]),
             known.part(rows),
             known.n_classes,
             self.store.image_settings.shape,
@@ -144,7 +144,7 @@ class FullMemory:
         for some in np.array_split(others, -(-len(others) // _READ)) if len(others) else []:
             if self.watch:
                 self.watch("judging", int(some[-1]), n)
-            fill(judged, some, opinion.judge(self._images(some), known.labels[some]))
+            fill(judged, some, opinion.judge(self.images(some), known.labels[some]))
         _trust(judged, known)
         revision = Revision(number, n, int(known.trusted.sum()), opinion.weights)
         teaching = np.flatnonzero(((judged.selected & judged.known) | known.trusted) & ~known.dropped)
@@ -161,10 +161,10 @@ class FullMemory:
         """Judge new samples up to a position by the classifier."""
         assert self.opinion is not None
         start = self.taken
-        known, judged = self._known(start, stop), empty_judgements(start, stop - start)
+        known, judged = self.known(start, stop), empty_judgements(start, stop - start)
         for first in range(start, stop, _READ):
             some = np.arange(first, min(stop, first + _READ))
-            fill(judged, some - start, self.opinion.judge(self._images(some), known.labels[some - start]))
+            fill(judged, some - start, self.opinion.judge(self.images(some), known.labels[some - start]))
         _trust(judged, known)
         with self.store.transaction():
             written = write_arrived(self.store, self.opinion.number, judged)
@@ -196,7 +196,7 @@ class FullMemory:
 
     # ---------------------------------------------------------------- what the state holds
 
-    def _known(self, start: int, stop: int) -> Known:
+    def known(self, start: int, stop: int) -> Known:
         """Return what is known of the labels of samples."""
         ends = [start, stop]
         rows = self.store.query(
@@ -216,7 +216,7 @@ class FullMemory:
         """Return the positions of samples that a person has dropped: nothing is learned from them."""
         return set(json.loads(self.store.fact("reviewed") or "{}").get("dropped", []))
 
-    def _images(self, positions: NDArray[np.int64]) -> torch.Tensor:
+    def images(self, positions: NDArray[np.int64]) -> torch.Tensor:
         images = np.empty((len(positions), *self.store.image_settings.shape), np.uint8)
         at = 0
         for start, stop in _runs(positions):

@@ -28,7 +28,7 @@ N_DIRECTIONS = 256  # features of an image
 # with as many directions as images, the others would tell the label of the one that is left out
 _IMAGES_A_DIRECTION = 3
 _WHITENING = 0.5  # 0: main directions unchanged, 1: all of unit variance
-_CLIP = 10.0  # standard deviations
+CLIP = 10.0  # standard deviations
 _ROWS_AT_ONCE = 500  # fixed, so that a sample's features do not depend on the number of samples
 
 Real32 = NDArray[np.float32]
@@ -98,7 +98,7 @@ class FeatureMap:
 
     def _of_vectors(self, vectors: Tensor) -> Tensor:
         scaled = (vectors.double() - self.parts["mean"]) / self.parts["scale"]
-        return scaled.clamp(-_CLIP, _CLIP).float()
+        return scaled.clamp(-CLIP, CLIP).float()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the map as named tensors."""
