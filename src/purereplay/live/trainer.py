@@ -18,7 +18,7 @@ from purereplay.errors import UserError
 from purereplay.live.session import make_engine
 from purereplay.live.training import Training
 
-_NICE = 19  # training takes the time that predictions leave
+_NICE = 10  # training takes the time that predictions leave
 
 
 def main(state: str, device: str) -> None:
