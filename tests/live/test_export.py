@@ -44,7 +44,7 @@ def state(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("learner", ["full-memory", "spr"])
+@pytest.mark.parametrize("learner", ["full-memory", pytest.param("spr", marks=pytest.mark.slow)])
 def test_onnx_predicts_the_same_in_onnxruntime(tmp_path, learner):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -61,7 +61,7 @@ def test_onnx_predicts_the_same_in_onnxruntime(tmp_path, learner):
     assert done.check.n == 60 and done.check.difference < 1e-4
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_torch_program_predicts_the_same(tmp_path, state):
     done = export(state, "torch", tmp_path / "model")
     module = torch.export.load(done.model).module()
