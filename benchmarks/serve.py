@@ -366,7 +366,7 @@ def exports() -> dict[str, Any]:
                     "largest_difference": float(np.abs(own - given).max()),
                     "other_label": int((own.argmax(1) != given.argmax(1)).sum()),
                     "megabytes": round(done.model.stat().st_size / 1e6, 1),
-                    "estimated_accuracy": done.accuracy and round(done.accuracy.rate, 4),
+                    "estimated_accuracy": done.accuracy and [round(x, 4) for x in done.accuracy[:3]],
                     "accuracy": round(float((own.argmax(1) == _codes(state, labels[n:], name)).mean()), 4),
                 }
                 print(name, learner, found[f"{name}, {learner}"], flush=True)

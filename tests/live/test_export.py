@@ -214,3 +214,18 @@ def test_what_export_refuses(tmp_path, state):
     with pytest.raises(UserError, match="holds no images"):
         (tmp_path / "empty").mkdir()
         export(state, "safetensors", tmp_path / "model", test=tmp_path / "empty")
+
+
+def test_the_estimate_takes_wrong_labels_into_account():
+    from purereplay.live.export.accuracy import _accuracy
+
+    dice = np.random.default_rng(0)
+    n, n_labels, wrong, accuracy = 200_000, 5, 0.3, 0.8
+    truth = dice.integers(0, n_labels, n)
+
+    def changed(share: float) -> np.ndarray:
+        return np.where(dice.random(n) < share, (truth + dice.integers(1, n_labels, n)) % n_labels, truth)
+
+    agreement = float((changed(1 - accuracy) == changed(wrong)).mean())
+    assert _accuracy(agreement, wrong, n_labels) == pytest.approx(accuracy, abs=0.01)
+    assert _accuracy(0.9, 0.3, 5) == 1.0 and _accuracy(0.0, 0.3, 5) == 0.0

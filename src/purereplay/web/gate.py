@@ -28,6 +28,7 @@ from purereplay.web.security import is_own_host
 READ_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
 OPEN_TO_ALL = ("/health", "/v2/health/live", "/v2/health/ready")
+_METHODS = ("GET", "HEAD", "POST")  # that have a name in the metrics
 _LARGE = 2**16  # bytes of JSON that are parsed in a thread
 
 
@@ -87,7 +88,8 @@ class Gate:
             if not status:  # otherwise the answer has begun
                 await _problem(error).response()(scope, receive, counted)
         finally:
-            self.metrics.observe(_template(scope["path"]), scope["method"], status, time.perf_counter() - began)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.observe(_template(scope["path"]), method, status, time.perf_counter() - began)
 
     def _check(self, request: Request) -> None:
         """Raise Problem for a request that is not let through."""

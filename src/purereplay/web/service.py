@@ -64,8 +64,10 @@ class Service:
     @asynccontextmanager
     async def _running(self, app: Starlette) -> AsyncIterator[None]:
         async with self.interface.running(app):
-            yield
-            await self._open.close()
+            try:
+                yield
+            finally:
+                await self._open.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_page = scope["type"] == "http" and scope["path"].split("/")[1] not in _FIRST

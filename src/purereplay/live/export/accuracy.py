@@ -1,8 +1,9 @@
 """Accuracy of a state's classifier: measured on labelled images, or estimated without true labels.
 
-The estimate fits the classifier of `full-memory` once more without a fifth of the samples, and averages the probability
-of the label that it predicts for each of these. The probabilities are calibrated without true labels (see
-`purify.opinions`), so the average is the share of right predictions to be expected.
+The estimate fits the classifier of `full-memory` once more without a quarter of the samples, and counts how often it
+predicts their given labels. With a share e of wrong labels that do not depend on the image, and K labels, a classifier
+of accuracy a agrees with a (1 - e) + (1 - a) e / (K - 1) of the given labels. The interval has the extremes of both:
+chance in the agreement, and the interval of e.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.opinion import form_opinion
 from purereplay.live.predict import Predictor
 from purereplay.live.store import Store
+from purereplay.live.verdicts import ALL, read_noise
 from purereplay.purify.noise_rate import wilson
 
 _LEAST = 50  # samples for an estimate
@@ -32,7 +34,7 @@ _AT_ONCE = 500
 
 
 class Accuracy(NamedTuple):
-    """Share of right predictions, with a 95 % interval that covers chance only."""
+    """Share of right predictions, with an interval."""
 
     rate: float
     low: float
@@ -64,15 +66,17 @@ def measure(store: Store, classifier: Predictor, folder: Path) -> Accuracy:
 def estimate(store: Store, watch: Progress | None = None) -> Accuracy | None:
     """Return the estimated accuracy; None for other learners than `full-memory`, or if there are too few samples."""
     n = store.n_samples
-    if store.settings.learner != FULL_MEMORY or n < _LEAST:
+    noise = read_noise(store).get((ALL, ALL))
+    if store.settings.learner != FULL_MEMORY or n < _LEAST or noise is None:
         return None
     memory, settings = FullMemory(store), store.image_settings
     known, seed = memory.known(0, n), derive_seed(settings.seed, "held out")
     order = np.random.default_rng(seed).permutation(np.flatnonzero(~known.dropped))
-    n_held = min(_MOST_HELD, len(order) // 5)
+    n_held = min(_MOST_HELD, len(order) // 4)
     held = np.sort(order[:n_held])
     fitted = np.sort(order[n_held : n_held + settings.memory_options.capacity])
-    if len(np.unique(known.labels[fitted])) < 2:
+    n_labels = len(np.unique(known.labels[fitted]))
+    if n_labels < 2:
         return None
     opinion, _ = form_opinion(
         lambda some: memory.images(fitted[some]),
@@ -84,8 +88,20 @@ def estimate(store: Store, watch: Progress | None = None) -> Accuracy | None:
         basis="",
         watch=watch,
     )
-    total = 0.0
-    for start in range(0, n_held, _AT_ONCE):
-        found = opinion.probabilities(memory.images(held[start : start + _AT_ONCE]))
-        total += float(found.max(1).values.sum())
-    return Accuracy(*wilson(total, n_held)[:3], n_held, measured=False)
+    pieces = [held[start : start + _AT_ONCE] for start in range(0, n_held, _AT_ONCE)]
+    predicted = np.concatenate([opinion.probabilities(memory.images(some)).argmax(1).numpy() for some in pieces])
+    agreement = wilson(int((predicted == known.labels[held]).sum()), n_held)
+    doubtful = 1 - float(known.trusted[held].mean())  # labels that a person has checked are right
+    return Accuracy(
+        _accuracy(agreement.rate, doubtful * noise.rate, n_labels),
+        _accuracy(agreement.low, doubtful * noise.low, n_labels),
+        _accuracy(agreement.high, doubtful * noise.high, n_labels),
+        n_held,
+        measured=False,
+    )
+
+
+def _accuracy(agreement: float, wrong: float, n_labels: int) -> float:
+    """Return the accuracy at which predictions agree with so many labels, of which a share is wrong."""
+    by_chance = wrong / (n_labels - 1)
+    return min(1.0, max(0.0, (agreement - by_chance) / max(1 - wrong - by_chance, 1e-9)))

@@ -93,14 +93,14 @@ def _accuracy(f: Facts) -> str:
     a = f.accuracy
     if a is None:
         return "## Accuracy\n\nNot measured: `purereplay export --test FOLDER` measures it on images with right labels."
-    interval = f"{100 * a.rate:.1f} % (95 % interval {100 * a.low:.1f} to {100 * a.high:.1f} %)"
+    interval = f"{100 * a.rate:.1f} % ({100 * a.low:.1f} to {100 * a.high:.1f} %)"
     if a.measured:
-        return f"## Accuracy\n\nMeasured on {a.n:,} images with right labels: {interval}."
+        return f"## Accuracy\n\nMeasured on {a.n:,} images with right labels: {interval}, a 95 % interval."
     return f"""## Accuracy
 
-Estimated without true labels: {interval}. This is the mean probability of the
-predicted label for {a.n:,} samples, by a classifier that was fitted without them. The interval covers chance only.
-Measure the accuracy on images with right labels before you rely on it: `purereplay export --test FOLDER`."""
+Estimated without true labels: {interval}. A classifier that was fitted without {a.n:,}
+of the samples predicted their given labels, and the estimated share of wrong labels was taken into account. Measure the
+accuracy on images with right labels before you rely on it: `purereplay export --test FOLDER`."""
 
 
 def _use(f: Facts) -> str:
