@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import h11
+import torch
 import uvicorn
+from threadpoolctl import threadpool_limits
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from purereplay.errors import UserError
@@ -42,7 +45,11 @@ def serve_state(options: Options, engine: Engine, *, port: int | None, announce:
     own = replace(options, port=number, page_token=new_token())
     address = _address(own.host, number)
     app = Service(own, engine)
-    _run(app, listening, lambda: announce(address, f"{address}/?token={own.page_token}"), "The server", 20)
+    # threads that wait for each other are slow while training uses the same cores
+    n_threads = max(1, (os.cpu_count() or 1) // 4)
+    torch.set_num_threads(min(torch.get_num_threads(), n_threads))
+    with threadpool_limits(n_threads, "blas"):
+        _run(app, listening, lambda: announce(address, f"{address}/?token={own.page_token}"), "The server", 20)
 
 
 def _run(app: Any, listening: socket.socket, ready: Callable[[], None], what: str, patience: int) -> None:
