@@ -263,7 +263,7 @@ def test_no_more_samples_than_the_capacity_are_compared(tmp_path, small_features
         session.take(items(0, 90))
         apply(session, [Correction("s0", "label 1"), Correction("s89", "rare")])
         session.work(rest=True)
-        rows = session.learning._memory(session.learning._known(0, 90), seed=1)
+        rows = session.learning._memory(session.learning.known(0, 90), seed=1)
         assert compared == [30] and len(rows) == 30 and {0, 89} <= {*rows.tolist()}
         assert status(session.store)["scored"] == 90
 

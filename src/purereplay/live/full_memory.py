@@ -106,6 +106,15 @@ class FullMemory:
             else:
                 return
 
+    def judge_waiting(self) -> Judged | None:
+        """Judge samples that are not due yet by the classifier, if there is one; the next revision judges them again.
+
+        Revisions come at the same numbers of samples as without this.
+        """
+        if self.opinion is None or self.store.n_samples <= self.taken:
+            return None
+        return self._judge_new(self.store.n_samples)
+
     def settle(self) -> Judged | None:
         """Judge all samples again if corrections were made since the last time, or if the opinion was lost."""
         if not self.revised or not self._opinion_is_old():
@@ -124,13 +133,13 @@ class FullMemory:
 
     def _revise(self, n: int) -> Judged:
         """Judge the first n samples together."""
-        before, basis, known = last_revision(self.store), self._basis(), self._known(0, n)
+        before, basis, known = last_revision(self.store), self._basis(), self.known(0, n)
         number = 1 if before is None else before.number + 1
         # the same every time, so that verdicts change by what is known and not by chance
         seed = derive_seed(self.store.image_settings.seed, "full-memory")
         rows = self._memory(known, seed)
         opinion, found = form_opinion(
-            lambda some: self._inputs(rows[some]),
+            lambda some: self.inputs(rows[some]),
             known.part(rows),
             known.n_classes,
             self.store.image_settings.shape,
@@ -145,7 +154,7 @@ class FullMemory:
         for some in np.array_split(others, -(-len(others) // _READ)) if len(others) else []:
             if self.watch:
                 self.watch("judging", int(some[-1]), n)
-            fill(judged, some, opinion.judge(self._inputs(some), known.labels[some]))
+            fill(judged, some, opinion.judge(self.inputs(some), known.labels[some]))
         _trust(judged, known)
         revision = Revision(number, n, int(known.trusted.sum()), opinion.weights)
         teaching = np.flatnonzero(((judged.selected & judged.known) | known.trusted) & ~known.dropped)
@@ -162,10 +171,10 @@ class FullMemory:
         """Judge new samples up to a position by the classifier."""
         assert self.opinion is not None
         start = self.taken
-        known, judged = self._known(start, stop), empty_judgements(start, stop - start)
+        known, judged = self.known(start, stop), empty_judgements(start, stop - start)
         for first in range(start, stop, _READ):
             some = np.arange(first, min(stop, first + _READ))
-            fill(judged, some - start, self.opinion.judge(self._inputs(some), known.labels[some - start]))
+            fill(judged, some - start, self.opinion.judge(self.inputs(some), known.labels[some - start]))
         _trust(judged, known)
         with self.store.transaction():
             written = write_arrived(self.store, self.opinion.number, judged)
@@ -197,7 +206,7 @@ class FullMemory:
 
     # ---------------------------------------------------------------- what the state holds
 
-    def _known(self, start: int, stop: int) -> Known:
+    def known(self, start: int, stop: int) -> Known:
         """Return what is known of the labels of samples."""
         ends = [start, stop]
         rows = self.store.query(
@@ -217,7 +226,8 @@ class FullMemory:
         """Return the positions of samples that a person has dropped: nothing is learned from them."""
         return set(json.loads(self.store.fact("reviewed") or "{}").get("dropped", []))
 
-    def _inputs(self, positions: NDArray[np.int64]) -> Tensor:
+    def inputs(self, positions: NDArray[np.int64]) -> Tensor:
+        """Return the images of samples, or their features by the encoder."""
         return inputs(self.store, positions)
 
     # ---------------------------------------------------------------- corrections

@@ -18,6 +18,7 @@ from purereplay.learners.own_data import own_entry
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.live.encoding import PIECE
 from purereplay.live.full_memory import FullMemory, Judged
+from purereplay.live.inbox import absorb_left
 from purereplay.live.intake import Source, open_source
 from purereplay.live.items import Chunks, Outcome
 from purereplay.live.pipe import acknowledge
@@ -139,6 +140,7 @@ class _Loop:
         self.session.look(self.source.first)
         self._tell_shape()
         self._warn()
+        absorb_left(self.session)
         self.reviewed.absorb()
         for chunk in self._chunks():
             self._check_stop()

@@ -77,6 +77,11 @@ class Opinion:
         found |= {f"model.{name}": t for name, t in self.model.tensors().items()}
         return found | {"noise": torch.from_numpy(self.noise_matrix), "revision": torch.tensor(self.number)}
 
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Opinion:
+        """Return the same opinion with other tensors; ValueError if they are not those of one."""
+        dim = 0 if self.feature_map.is_for_images else self.feature_map.n_inputs
+        return _opinion(tensors, self.basis, self.image_shape, dim, self.n_classes)
+
     def facts(self) -> dict[str, Any]:
         """Return what is saved beside the tensors."""
         return {"basis": self.basis}

@@ -97,6 +97,15 @@ def current_classifier(store: Store, current: Current, engine: Engine) -> Predic
     return classifier
 
 
+def ready_kept(store: Store, current: Current, engine: Engine) -> Predictor | None:
+    """Return the classifier of a learner without training; None if another process has not made it yet."""
+    if store.settings.learner == FULL_MEMORY:
+        return load_opinion(store, current)
+    with suppress(ValueError):
+        return _kept_classifier(store.classifier_path(current), store, current, engine)
+    return None
+
+
 def _kept_classifier(path: Path, store: Store, current: Current, engine: Engine) -> Classifier:
     """Return a saved classifier; ValueError with the reason if there is none of this learner."""
     if not path.exists():

@@ -2,6 +2,7 @@
 
     state.sqlite                all records, and the name of the learner file in use
     decisions.sqlite            decisions of reviewers, which learning absorbs; see decisions.py
+    inbox.sqlite                samples that a server has acknowledged, which learning absorbs; see inbox.py
     state.mark                  the newest commit that was acknowledged; see mark.py
     learner-DIGEST.safetensors  base network, optimizer, purified buffer and a delayed buffer in progress
     classifier-DIGEST.…         the classifier finetuned from that learner, once it was needed
@@ -50,13 +51,14 @@ from purereplay.live.settings import (
 
 DATABASE = "state.sqlite"
 DECISIONS = "decisions.sqlite"  # see decisions.py
+INBOX = "inbox.sqlite"  # see inbox.py
 _JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
 _LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
 REJECTED = "SELECT position FROM decisions WHERE selected = 0 AND position NOT IN (SELECT position FROM corrections)"
 _GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
-_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
+_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions|inbox)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -277,16 +279,19 @@ class Store:
         self.insert_sealed("samples", row, (position, identity, code, digest))
         return True
 
-    def knows(self, identity: str, label: str, pixels: Pixels) -> bool:
-        """Return whether a sample is stored; Refused if its id belongs to a different sample."""
+    def knows(self, identity: str, label: str | None, pixels: Pixels | None) -> bool:
+        """Return whether a sample is stored; Refused if its id belongs to another one. None: any label, or any image"""
         found = self.one(
             "SELECT digest, c.label FROM samples s JOIN classes c ON c.code = s.label WHERE id = ?", [identity]
         )
-        if found and found[0] != _digest(identity, label, pixels):
-            if found[1] == label:
-                raise Refused("was added before with another image: use a new id")
-            raise Refused(f"was added before with the label {found[1]!r}: change it with `purereplay correct`")
-        return found is not None
+        if found is None:
+            return False
+        digest, own = found
+        if label is not None and label != own:
+            raise Refused(f"was added before with the label {own!r}: change it with `purereplay correct`")
+        if pixels is not None and _digest(identity, own, pixels) != digest:
+            raise Refused("was added before with another image: use a new id")
+        return True
 
     def code(self, label: str) -> int:
         """Return the number of a label; a new label gets the next number."""

@@ -21,9 +21,9 @@ _MAX_SIDE = 32  # pixels; larger images are averaged down
 _PATCH = 6 / 32  # side of a patch as a share of the image's
 _N_PATCHES = 20_000  # patches drawn for the whitening
 _N_FILTERS = 256
-_CONTRAST = 0.01  # added to the variance of pixels in [0, 1]; below it a patch is nearly blank
+CONTRAST = 0.01  # added to the variance of pixels in [0, 1]; below it a patch is nearly blank
 _WHITENING = 0.1  # added to the eigenvalues in the whitening, so that noise is not amplified
-_THRESHOLD = 0.25  # subtracted from responses before the ReLU
+THRESHOLD = 0.25  # subtracted from responses before the ReLU
 GRID = 2  # responses are averaged over 2 × 2 parts of the image
 _BATCH, _CPU_BATCH = 100, 5  # images at once: occupies a GPU, fits into a CPU's cache; the results are equal
 
@@ -66,7 +66,7 @@ def make_filters(pixels: Tensor, size: int, generator: torch.Generator) -> tuple
     step = torch.arange(size, device=pixels.device)
     patches = pixels[which, :, top + step[:, None], left + step].movedim(3, 1).flatten(1)  # (20000, C · size²)
     variance, mean = torch.var_mean(patches, 1, correction=0, keepdim=True)
-    patches = (patches - mean) / (variance + _CONTRAST).sqrt()
+    patches = (patches - mean) / (variance + CONTRAST).sqrt()
     mean_patch = patches.mean(0)
     centred = patches - mean_patch
     values, vectors = torch.linalg.eigh((centred.T @ centred / _N_PATCHES).double())
@@ -88,9 +88,9 @@ def _responses(pixels: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     size = filters.shape[-1]
     mean = F.avg_pool2d(pixels.mean(1, keepdim=True), size, 1)
     square = F.avg_pool2d(pixels.square().mean(1, keepdim=True), size, 1)
-    contrast = ((square - mean.square()).clamp(min=0) + _CONTRAST).sqrt()
+    contrast = ((square - mean.square()).clamp(min=0) + CONTRAST).sqrt()
     whole, offset = filters.sum((1, 2, 3)).view(-1, 1, 1), offset.view(-1, 1, 1)
     response = F.conv2d(pixels, filters).addcmul_(mean, whole, value=-1).div_(contrast).sub_(offset)
-    negative = F.relu_(-response - _THRESHOLD)  # in place: on a CPU new memory costs more than the arithmetic
-    pooled = [F.adaptive_avg_pool2d(part, GRID) for part in (F.relu_(response.sub_(_THRESHOLD)), negative)]
+    negative = F.relu_(-response - THRESHOLD)  # in place: on a CPU new memory costs more than the arithmetic
+    pooled = [F.adaptive_avg_pool2d(part, GRID) for part in (F.relu_(response.sub_(THRESHOLD)), negative)]
     return torch.cat(pooled, 1).flatten(1)

@@ -23,6 +23,7 @@ from torch import Tensor
 from purereplay.data.text import printable, spreadsheet_safe
 from purereplay.learners.base import FilterReport
 from purereplay.live.audit import Audited
+from purereplay.live.export.exporter import Exported
 from purereplay.live.full_memory import Judged
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
@@ -336,6 +337,25 @@ def settling() -> Iterator[Callable[[str, int, int | None], None]]:
             lines(f"judging: {text}")
 
         yield show
+
+
+@contextmanager
+def exporting() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a bar while a classifier is exported; yields the callback that moves it."""
+    with progress_bars() as bars:
+        row = bars.add_task("exporting", total=None, what="")
+        yield lambda work, n, total: bars.update(row, completed=n, total=total, what=work)
+
+
+def show_model(done: Exported) -> None:
+    """Print the files of an exported classifier."""
+    a, n = done.accuracy, done.check.n
+    if a is not None:
+        how = "measured" if a.measured else "estimated without true labels"
+        out.print(f"accuracy: {percent(a.rate)} ({percent(a.low)} to {percent(a.high)}), {how}")
+    out.print(f"largest difference from the state's own probabilities on {n:,} samples: {done.check.difference:.1e}")
+    out.print(f"classifier: {printable(str(done.model))}", markup=False)
+    out.print(f"model card: {printable(str(done.card))}", markup=False)
 
 
 def show_recorded(outcomes: list[Outcome]) -> int:

@@ -1,4 +1,4 @@
-"""Terminal output of `review`."""
+"""Terminal output of `review` and `serve`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,29 @@ def announcer(*, browser: bool, host: str) -> Callable[[str], None]:
         out.print("Ctrl-C ends it.")
         if browser:
             webbrowser.open(address)
+
+    return announce
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """Show warnings while a state is served; Ctrl-C ends it."""
+    log_to(out)
+    with suppress(KeyboardInterrupt):
+        yield
+    out.print("The server has stopped. Every sample that it acknowledged is on the disk.")
+
+
+def server_announcer(*, host: str, has_token: bool) -> Callable[[str, str], None]:
+    """Return the function that prints the addresses of a server."""
+
+    def announce(address: str, page: str) -> None:
+        out.print(f"serving at: [bold]{address}[/bold]")
+        out.print(f"review page: {page}")
+        if host not in _LOCAL:
+            allowed = "The connection is not encrypted." if has_token else "Anyone who can reach it may use it."
+            out.print(f"[yellow]{allowed}[/yellow]")
+        out.print("Ctrl-C ends it.")
 
     return announce
 

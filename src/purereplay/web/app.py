@@ -51,9 +51,10 @@ class Subject:
 class Server:
     """The routes; `desk` exists while the application runs."""
 
-    def __init__(self, subject: Subject, engine: Engine) -> None:
+    def __init__(self, subject: Subject, engine: Engine, *, teaches: bool = True) -> None:
         self.subject = subject
         self.engine = engine
+        self.teaches = teaches  # False: another process learns from the decisions
         self.start = secrets.token_hex(4)  # part of the images' addresses, which the browser keeps
         self.teacher: Teacher | None = None
         self.desk: Desk
@@ -66,21 +67,22 @@ class Server:
     async def running(self, app: Starlette) -> AsyncIterator[None]:
         """Open samples and log; the thread of the event loop owns them."""
         try:
-            async with self._opened():
+            async with self.opened():
                 yield
         except UserError as error:
             app.state.failure = error  # the server only says that the start failed
             raise
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[None]:
+    async def opened(self) -> AsyncIterator[None]:
+        """Open samples and log, and follow the state."""
         with ExitStack() as stack:
             samples = self._samples(stack)
             log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))
             if isinstance(samples, StateSamples):
                 check_log(log, absorbed(samples.store))
                 self.desk = Desk(samples, log, opinions.unknown(0))
-                self.teacher = Teacher(samples, self.engine, self._publish, self.subject.test)
+                self.teacher = Teacher(samples, self.engine, self._publish, self.subject.test, absorbs=self.teaches)
                 self.teacher.start()
             else:
                 assert isinstance(samples, AuditSamples)
@@ -213,8 +215,14 @@ class Server:
 def make_app(subject: Subject, engine: Engine, *, token: str, host: str, port: int) -> Starlette:
     """Return the application."""
     server = Server(subject, engine)
+    guard = Middleware(Guard, token=token, host=host, port=port)
+    return Starlette(routes=routes_of(server), middleware=[guard], lifespan=server.running)
+
+
+def routes_of(server: Server) -> list[Route]:
+    """Return the routes of the page."""
     posts = (server.status, server.release, server.next, server.items, server.pairs, server.decide, server.undo)
-    routes = [
+    return [
         Route("/", server.page),
         Route("/api/begin", server.begin),
         Route("/api/export.csv", server.export),
@@ -222,8 +230,6 @@ def make_app(subject: Subject, engine: Engine, *, token: str, host: str, port: i
         *(Route(f"/api/{post.__name__}", _posted(post), methods=["POST"]) for post in posts),
         Route("/{name}", server.file),
     ]
-    guard = Middleware(Guard, token=token, host=host, port=port)
-    return Starlette(routes=routes, middleware=[guard], lifespan=server.running)
 
 
 def _posted(use: Callable[[dict[str, Any]], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

@@ -59,7 +59,7 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that is not let through; None: it is."""
         headers = request.headers
-        if not self._is_own_host(headers.get("host", "")):
+        if not is_own_host(headers.get("host", ""), self.host, self.port):
             return PlainTextResponse("This server does not have that name.", 421)
         given = request.query_params.get("token")
         if request.url.path == "/" and given is not None:
@@ -84,17 +84,21 @@ class Guard:
             return PlainTextResponse("This request has no length.", 411)
         return PlainTextResponse("This request is too long.", 413) if int(length) > MAX_BODY else None
 
-    def _is_own_host(self, given: str) -> bool:
-        name, colon, port = given.rpartition(":")
-        if not colon or port != str(self.port):
-            return False
-        name = name.strip("[]").lower()
-        if name in ("localhost", "127.0.0.1", "::1", self.host.lower()):
-            return True
-        return self.host in ("0.0.0.0", "::") and _is_address(name)
+
+def is_own_host(given: str, host: str, port: int | None) -> bool:
+    """Return whether a Host header names a server that listens on `host`; None: at any port."""
+    name, _, number = given.rpartition(":") if not given.endswith("]") else (given, "", "")
+    if not name and port is None:
+        name, number = given, ""
+    if port is not None and number != str(port):
+        return False
+    name = name.strip("[]").lower()
+    if name in ("localhost", "127.0.0.1", "::1", host.lower()):
+        return True
+    return host in ("0.0.0.0", "::") and _is_address(name)
 
 
-_NO_TOKEN = "Open the address that `purereplay review` printed: it has the token of this start."
+_NO_TOKEN = "Open the address that the command printed: it has the token of this start."
 
 
 def new_token() -> str:

@@ -49,7 +49,13 @@ class Teacher(threading.Thread):
     """Thread that keeps an opinion up to date; `publish` receives it."""
 
     def __init__(
-        self, samples: StateSamples, engine: Engine, publish: Callable[[Opinion], None], test: Path | None
+        self,
+        samples: StateSamples,
+        engine: Engine,
+        publish: Callable[[Opinion], None],
+        test: Path | None,
+        *,
+        absorbs: bool = True,
     ) -> None:
         super().__init__(name="teacher", daemon=True)
         self.samples = samples  # only its newest scores are set here: its database belongs to another thread
@@ -58,6 +64,7 @@ class Teacher(threading.Thread):
         self.engine = engine
         self.publish = publish
         self.test = test
+        self.absorbs = absorbs  # False: another process does, also while it does not hold the state
         self.activity = "starting"  # shown on the page
         self.n_absorbed = 0  # number of the last entry of the log that the state has absorbed
         self._ended = threading.Event()
@@ -92,7 +99,7 @@ class Teacher(threading.Thread):
             self.n_absorbed = absorbed(store).number
         with DecisionLog.reading(self.state / "decisions.sqlite") as log:
             new = [] if log is None else log.entries(self.n_absorbed)
-        if not new or not (at_once or len(new) >= _MANY or time.time() - new[-1].time >= _QUIET):
+        if not self.absorbs or not new or not (at_once or len(new) >= _MANY or time.time() - new[-1].time >= _QUIET):
             return
         if not at_once and time.time() - self._judged < _REST * self._judging:
             return

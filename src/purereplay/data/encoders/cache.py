@@ -39,9 +39,11 @@ class FeatureCache:
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Features]:
         """Return the kept features (dim,) by key."""
         found: dict[bytes, Features] = {}
-        for key in keys if self._database is not None else ():
+        database = self._database
+        for key in keys if database is not None else ():
             with suppress(sqlite3.Error):  # such as text that is not UTF-8
-                row = self._database.execute("SELECT value FROM features WHERE key = ?", [key]).fetchone()
+                assert database is not None
+                row = database.execute("SELECT value FROM features WHERE key = ?", [key]).fetchone()
                 if row is not None and (features := self._opened(key, row[0])) is not None:
                     found[key] = features
         return found

@@ -32,7 +32,7 @@ _IMAGES_A_DIRECTION = 3
 # of 0.96 with 500 (AUROC, symmetric noise of 40 %), and all were equal with 2,000
 _VECTORS_A_DIRECTION = 10
 _WHITENING = 0.5  # 0: main directions unchanged, 1: all of unit variance
-_CLIP = 10.0  # standard deviations
+CLIP = 10.0  # standard deviations
 _ROWS_AT_ONCE = 500  # fixed, so that a sample's features do not depend on the number of samples
 
 Real32 = NDArray[np.float32]
@@ -107,7 +107,7 @@ class FeatureMap:
 
     def _of_vectors(self, vectors: Tensor) -> Tensor:
         scaled = (vectors.double() - self.parts["mean"]) / self.parts["scale"]
-        clipped = scaled.clamp(-_CLIP, _CLIP).float()
+        clipped = scaled.clamp(-CLIP, CLIP).float()
         return clipped @ self.parts["directions"] if "directions" in self.parts else clipped
 
     def tensors(self) -> dict[str, Tensor]:
@@ -184,7 +184,7 @@ def _fit_vectors(vectors: Tensor, seed: int) -> dict[str, Tensor]:
         if len(values) > N_FITTED:
             dice = np.random.default_rng(derive_seed(seed, "fitted vectors"))
             rows = torch.from_numpy(np.sort(dice.choice(len(values), N_FITTED, replace=False)))
-        x = ((values[rows] - found["mean"]) / scale).clamp(-_CLIP, _CLIP)
+        x = ((values[rows] - found["mean"]) / scale).clamp(-CLIP, CLIP)
         _, directions = _main_directions(x, min(N_DIRECTIONS, max(1, len(values) // _VECTORS_A_DIRECTION)))
         found["directions"] = directions.float()
     return found

@@ -14,7 +14,7 @@ from purereplay.data.forms import Form, check_forms
 
 N_TREES = 100
 _LEAF = 3  # least samples of a leaf
-_SMOOTHING = 0.01  # added to a class's share, so that its logarithm is finite
+SMOOTHING = 0.01  # added to a class's share, so that its logarithm is finite
 
 Real = NDArray[np.float64]
 Real32 = NDArray[np.float32]
@@ -61,6 +61,14 @@ class Forest:
         drawn = [np.isin(np.arange(len(labels)), own) for own in fitted.estimators_samples_]
         return model, model._votes(features, drawn)
 
+    def depth(self) -> int:
+        """Return the largest number of steps from a root to a leaf."""
+        nodes, n = self.roots, 0
+        while len(after := np.unique(np.concatenate([self.left[nodes], self.right[nodes]]))):
+            nodes = after[(self.left[after] != after)]
+            n += 1
+        return n
+
     def scores(self, features: Real32) -> Real:
         return self._votes(features, None)
 
@@ -81,7 +89,7 @@ class Forest:
             total[own] += self.shares[nodes]
             n_votes[own] += 1
         shares = (total + 1e-9) / (n_votes[:, None] + 1e-9 * n_classes)  # a sample that all trees drew: all equal
-        scores: Real = np.log(shares / shares.sum(1, keepdims=True) + _SMOOTHING)
+        scores: Real = np.log(shares / shares.sum(1, keepdims=True) + SMOOTHING)
         return scores
 
     def tensors(self) -> dict[str, Tensor]:

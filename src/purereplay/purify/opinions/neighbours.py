@@ -43,7 +43,6 @@ class Neighbours:
 
     def _votes(self, features: Real32, *, leave_out: bool) -> Real:
         k = min(N_NEIGHBOURS, len(self.labels) - leave_out)
-        frequency = np.bincount(self.labels, self.weights, minlength=self.n_classes) + 1e-3
         votes = np.zeros((len(features), self.n_classes))
         for start in range(0, len(features) if k else 0, _ROWS_AT_ONCE):
             rows_at_once = features[start : start + _ROWS_AT_ONCE]
@@ -57,9 +56,15 @@ class Neighbours:
             near = np.argpartition(distances, k - 1, 1)[:, :k]
             rows = np.repeat(start + own, k)
             np.add.at(votes, (rows, self.labels[near].ravel()), self.weights[near].ravel())
-        votes += 2 * _SMOOTHING * frequency / frequency.sum() + _SMOOTHING / self.n_classes
+        votes += self.prior()
         shares: Real = np.log(votes / votes.sum(1, keepdims=True))
         return shares
+
+    def prior(self) -> Real:
+        """Return the votes that every sample has for each class."""
+        frequency = np.bincount(self.labels, self.weights, minlength=self.n_classes) + 1e-3
+        found: Real = 2 * _SMOOTHING * frequency / frequency.sum() + _SMOOTHING / self.n_classes
+        return found
 
     def tensors(self) -> dict[str, Tensor]:
         return {

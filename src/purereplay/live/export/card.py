@@ -1,0 +1,153 @@
+"""The model card of an exported classifier, as Markdown: data, noise, accuracy, settings, licence and use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from purereplay import __version__
+from purereplay.live.export.accuracy import Accuracy
+from purereplay.live.export.files import NAMES, TOLERANCE, Check
+from purereplay.live.settings import StateSettings
+from purereplay.live.status import NoiseStatus, Status
+
+HEAD = "---\nlibrary_name: purereplay\n"  # of a card
+NO_LICENCE = "not stated: ask the owner of the images"
+_PAIRS = 10  # pairs of labels with the most wrong samples
+
+
+class Facts(NamedTuple):
+    """What a card tells."""
+
+    form: str  # onnx, torch or safetensors
+    version: str  # of the classifier
+    labels: list[str]
+    status: Status
+    settings: StateSettings
+    accuracy: Accuracy | None
+    check: Check
+    licence: str | None
+    made: str  # date
+
+
+def model_card(facts: Facts) -> str:
+    """Return the text of a card."""
+    parts = [_header(facts), _data(facts), _noise(facts), _accuracy(facts), _use(facts), _settings(facts)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(f: Facts) -> str:
+    licence = json.dumps(f.licence) if f.licence else '"unknown"'
+    return f"""{HEAD}pipeline_tag: image-classification
+license: {licence}
+---
+
+# Image classifier with {len(f.labels)} labels
+
+Made on {f.made} by purereplay {__version__} (`purereplay export --to {f.form}`), which learns from images whose labels
+may be wrong. Version of the classifier: `{f.version}`.
+
+Licence of the model: {_cell(f.licence) if f.licence else NO_LICENCE}. The program purereplay has the MIT licence, which
+says nothing about a model made from your images."""
+
+
+def _data(f: Facts) -> str:
+    s, (channels, height, width) = f.status, f.settings.shape
+    rows = [[c["label"], c["samples"], c["scored"], c["rejected"]] for c in s["classes"]]
+    return f"""## Data
+
+{s["samples"]:,} images with given labels, of which {s["scored"]:,} were judged and {s["rejected"]:,} labels rejected.
+{s["corrected"]:,} labels were corrected or confirmed by a person. {s["purified"]:,} samples teach with trust in their
+label.
+
+An image is {"grey" if channels == 1 else "in colour"}, {width} × {height} pixels. {_preparation(f.settings)}
+
+{_table(["label", "samples", "judged", "rejected"], rows)}"""
+
+
+def _preparation(settings: StateSettings) -> str:
+    if settings.fit == "exact":
+        return "Images of another size were refused." if settings.size is None else "Other sizes were stretched to it."
+    return "Images of another size are resized with their\naspect kept, and their edges are repeated to fill the rest."
+
+
+def _noise(f: Facts) -> str:
+    rows = f.status["noise"]
+    if not rows:
+        return "## Wrong labels\n\nThe share of wrong labels was not estimated."
+    overall = [row for row in rows if row["given"] is None]
+    by_label = [row for row in rows if row["given"] is not None and row["likely"] is None]
+    pairs = [row for row in rows if row["likely"] is not None][:_PAIRS]
+    text = "## Wrong labels\n\n"
+    text += "".join(f"Estimated share of wrong labels in the data: {_share(row)}. " for row in overall)
+    text += "No true label was used for it.\n\n"
+    text += _table(["given label", "wrong"], [[row["given"], _share(row)] for row in by_label])
+    if pairs:
+        shares = [[row["given"], row["likely"], _share(row)] for row in pairs]
+        text += "\n\n" + _table(["given label", "likely label", "share of the given label"], shares)
+    return text
+
+
+def _accuracy(f: Facts) -> str:
+    a = f.accuracy
+    if a is None:
+        return "## Accuracy\n\nNot measured: `purereplay export --test FOLDER` measures it on images with right labels."
+    interval = f"{100 * a.rate:.1f} % ({100 * a.low:.1f} to {100 * a.high:.1f} %)"
+    if a.measured:
+        return f"## Accuracy\n\nMeasured on {a.n:,} images with right labels: {interval}, a 95 % interval."
+    return f"""## Accuracy
+
+Estimated without true labels: {interval}. A classifier that was fitted without {a.n:,}
+of the samples predicted their given labels, and the estimated share of wrong labels was taken into account. Measure the
+accuracy on images with right labels before you rely on it: `purereplay export --test FOLDER`."""
+
+
+def _use(f: Facts) -> str:
+    channels, height, width = f.settings.shape
+    n = len(f.labels)
+    tensors = f"""Input `images`: uint8 (n, {channels}, {height}, {width}). Output `probabilities`: float32 (n, {n}),
+in the order of the labels below. Compared with the state's own classifier on {f.check.n:,} samples, the largest
+difference of a probability was {f.check.difference:.1e}; more than {TOLERANCE:g} would have been an error."""
+    shape = f"(1, {channels}, {height}, {width})"
+    code = {
+        "onnx": f"""import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{NAMES["onnx"]}")
+images = np.zeros({shape}, np.uint8)
+[probabilities] = session.run(None, {{"images": images}})""",
+        "torch": f"""import torch
+
+module = torch.export.load("{NAMES["torch"]}").module()
+images = torch.zeros({shape}, dtype=torch.uint8)
+probabilities = module(images)""",
+        "safetensors": f"""from safetensors.torch import load_file
+
+tensors = load_file("{NAMES["safetensors"]}")  # by name; see docs/export.md of purereplay""",
+    }[f.form]
+    return f"## Use\n\n{tensors}\n\n```python\n{code}\n```\n\nLabels: `{json.dumps(f.labels, ensure_ascii=False)}`"
+
+
+def _settings(f: Facts) -> str:
+    s = f.settings
+    values: dict[str, Any] = {"learner": s.learner, "preset": s.preset, "seed": s.seed, **asdict(s.options)}
+    return "## Settings\n\n" + _table(["setting", "value"], [[name, value] for name, value in values.items()])
+
+
+def _share(row: NoiseStatus) -> str:
+    return f"{100 * row['rate']:.1f} % ({100 * row['low']:.1f} to {100 * row['high']:.1f} %)"
+
+
+def _table(header: list[str], rows: list[list[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    """Return a text that neither ends a table's cell nor is read as markup."""
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    text = "".join(c if c.isprintable() else " " for c in text)
+    for sign in "\\`*_{}[]<>|#":
+        text = text.replace(sign, f"\\{sign}")
+    return text

@@ -1,0 +1,100 @@
+"""The command `export`: a classifier as a file, with a model card beside it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay import __version__
+from purereplay.data.files import disk_errors, write_whole
+from purereplay.data.progress import Progress
+from purereplay.errors import UserError
+from purereplay.live.export.accuracy import Accuracy, estimate, measure
+from purereplay.live.export.card import HEAD, Facts, model_card
+from purereplay.live.export.files import NAMES, Check, write_model
+from purereplay.live.predict import Predictor, ready_classifier
+from purereplay.live.session import make_engine
+from purereplay.live.status import status
+from purereplay.live.store import Store
+
+CARD = "README.md"
+_N_COMPARED = 1000  # samples that a file is compared on
+
+
+class Exported(NamedTuple):
+    """Files that were written."""
+
+    model: Path
+    card: Path
+    check: Check
+    accuracy: Accuracy | None
+
+
+def export(
+    state: Path,
+    form: str,
+    out: Path,
+    *,
+    test: Path | None = None,
+    licence: str | None = None,
+    watch: Progress | None = None,
+) -> Exported:
+    """Write the classifier of a state and its model card into a folder; UserError if the file predicts otherwise."""
+    if form not in NAMES:
+        raise UserError(f"The form {form!r} is unknown: choose {', '.join(NAMES)}.")
+    with Store.reading(state) as store:
+        for name in (NAMES[form], CARD):
+            store.check_destination(out / name)
+        _check_card(out / CARD)
+        classifier, labels, version = _classifier(store)
+        facts: dict[str, Any] = {
+            "labels": json.dumps(labels),
+            "image_shape": json.dumps(store.image_settings.shape),
+            "version": version,
+            "purereplay": __version__,
+        }
+        with disk_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        accuracy = estimate(store, watch) if test is None else measure(store, classifier, test)
+        if watch:
+            watch("writing", 0, None)
+        check = write_model(form, classifier, facts, _some_images(store), out / NAMES[form])
+        card = Facts(
+            form=form,
+            version=version,
+            labels=labels,
+            status=status(store),
+            settings=store.image_settings,
+            accuracy=accuracy,
+            check=check,
+            licence=licence,
+            made=time.strftime("%Y-%m-%d"),
+        )
+        write_whole(out / CARD, model_card(card).encode())
+    return Exported(out / NAMES[form], out / CARD, check, accuracy)
+
+
+def _classifier(store: Store) -> tuple[Predictor, list[str], str]:
+    """Return the classifier, its labels and its version; another process may replace it meanwhile."""
+    while True:
+        before = store.current()
+        classifier, labels = ready_classifier(store, make_engine("cpu"))
+        if before is not None and before == store.current():
+            return classifier, labels, before.digest[:16]
+
+
+def _check_card(path: Path) -> None:
+    """Raise UserError if the card would replace another document."""
+    if path.exists() and not path.read_bytes().startswith(HEAD.encode()):
+        raise UserError(f"{path} exists and is not a model card of purereplay: choose another --out.")
+
+
+def _some_images(store: Store) -> NDArray[np.uint8]:
+    """Return images of random samples, uint8 (n, C, H, W)."""
+    order = np.random.default_rng(0).permutation(store.n_samples)[:_N_COMPARED]
+    return np.stack([row.pixels for row in store.rows(np.sort(order).tolist())])

@@ -1,0 +1,231 @@
+"""Samples that a server has acknowledged and the state does not hold yet: a database of its own beside the state.
+
+    inbox.sqlite    one row per sample, with the image file as it was sent; the label may come later
+
+Training holds the lock of a state for a long time, so a server does not write into the state itself. It records samples
+here, and the process that trains moves them into the state between two steps (`absorb`). A sample is on the disk when
+`add` returns. A row is removed after the state has committed its sample, so a kill in between moves it again, which
+changes nothing. A label that comes later gives its sample a place at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from purereplay.errors import UserError
+from purereplay.live import schema
+from purereplay.live.items import CHUNK, CHUNK_BYTES, Item, Refused
+from purereplay.live.same_file import SameFile, check_regular
+from purereplay.live.session import Session
+from purereplay.live.store import INBOX
+
+_SCRIPT = """
+    CREATE TABLE samples (
+        number INTEGER PRIMARY KEY,  -- in the order in which the samples enter the state
+        id TEXT NOT NULL UNIQUE,
+        label TEXT,  -- NULL: it comes later
+        image BLOB NOT NULL,  -- an image file
+        digest BLOB NOT NULL,  -- of id, label and image
+        refusal TEXT  -- why the state does not take it; such a sample stays here
+    );
+    CREATE INDEX samples_label ON samples (label, refusal, number);
+"""
+_VERSION = 1
+_MAX_WAITING = 200_000  # samples
+_MAX_BYTES = 4 * 2**30  # of images
+
+
+class Sample(NamedTuple):
+    """A sample as it was sent; a label without an image belongs to an image that came before."""
+
+    id: str
+    label: str | None
+    image: bytes | None
+
+
+class Receipt(NamedTuple):
+    """The answer to one sample."""
+
+    id: str
+    result: str  # stored, labelled, waits for a label, known
+    error: str | None = None  # the reason for refusing it
+
+
+class Counts(NamedTuple):
+    """Samples in the inbox."""
+
+    waiting: int  # for the process that trains
+    unlabelled: int
+    refused: int  # by the state
+    n_bytes: int
+
+
+# Sample that no inbox holds -> whether the state holds it; Refused if the state has another one of this id
+Known = Callable[[Sample], bool]
+
+
+class FullInbox(UserError):
+    """More samples wait than the inbox takes."""
+
+
+class Inbox:
+    """An inbox, opened by `opened`."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection, file: SameFile) -> None:
+        self.path = path
+        self.database = database
+        self._file = file
+
+    @classmethod
+    @contextmanager
+    def opened(cls, state: Path) -> Iterator[Inbox]:
+        """Open the inbox of a state, created if it is missing; several processes may."""
+        path = inbox_path(state)
+        check_regular([path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))])
+        file = SameFile.create(path)
+        with closing(schema.connect(path, write=True)) as database:
+            with schema.transaction(database, path):
+                if _version(database, path) == 0:
+                    for statement in schema.statements(_SCRIPT):
+                        database.execute(statement)
+                    database.execute(f"PRAGMA user_version = {_VERSION}")
+            yield cls(path, database, file)
+
+    def add(self, samples: Sequence[Sample], known: Known) -> list[Receipt]:
+        """Record samples in one transaction; they are on the disk when this returns. Unusable ones are refused."""
+        with self._transaction():
+            self._check_room(sum(len(s.image or b"") for s in samples))
+            return [self._add(sample, known) for sample in samples]
+
+    def _add(self, sample: Sample, known: Known) -> Receipt:
+        try:
+            return Receipt(sample.id, self._result(sample, known))
+        except Refused as reason:
+            return Receipt(sample.id, "refused", str(reason))
+
+    def _result(self, sample: Sample, known: Known) -> str:
+        found = self._query("SELECT number, label, image, digest FROM samples WHERE id = ?", sample.id)
+        if found:
+            row = _checked(self.path, sample.id, *found[0][1:])
+            if sample.image is not None and sample.image != row.image:
+                raise Refused("was sent before with another image: use a new id")
+            if sample.label is None or sample.label == row.label:
+                return "waits for a label" if row.label is None else "known"
+            if row.label is not None:
+                raise Refused(f"was sent before with the label {row.label!r}: change it with `purereplay correct`")
+            self._query("DELETE FROM samples WHERE number = ?", found[0][0])
+            self._insert(row._replace(label=sample.label))
+            return "labelled"
+        if known(sample):
+            return "known"
+        if sample.image is None:
+            raise Refused("is not known: send its image")
+        self._insert(sample)
+        return "waits for a label" if sample.label is None else "stored"
+
+    def _insert(self, sample: Sample) -> None:
+        [[last]] = self._query("SELECT coalesce(max(number), 0) FROM samples")
+        values = (last + 1, sample.id, sample.label, sample.image, _digest(sample))
+        self._query("INSERT INTO samples VALUES (?, ?, ?, ?, ?, NULL)", *values)
+
+    def _check_room(self, n_bytes: int) -> None:
+        counts = self.counts()
+        if counts.waiting + counts.unlabelled > _MAX_WAITING or counts.n_bytes + n_bytes > _MAX_BYTES:
+            raise FullInbox("Too many samples wait to be learned: send more later.")
+
+    def counts(self) -> Counts:
+        """Return how many samples are here."""
+        [found] = self._query(
+            "SELECT coalesce(sum(label NOT NULL AND refusal IS NULL), 0), coalesce(sum(label IS NULL), 0),"
+            " coalesce(sum(refusal NOT NULL), 0), coalesce(sum(length(image)), 0) FROM samples"
+        )
+        return Counts(*map(int, found))
+
+    def next(self) -> list[tuple[int, Item]]:
+        """Return labelled samples with their numbers, as many as one transaction of a state takes."""
+        rows = self._query(
+            "SELECT number, id, label, length(image) FROM samples WHERE label NOT NULL AND refusal IS NULL"
+            " ORDER BY number LIMIT ?",
+            CHUNK,
+        )
+        found: list[tuple[int, Item]] = []
+        total = 0
+        for number, identity, label, size in rows:
+            total += size
+            if found and total > CHUNK_BYTES:
+                break
+            [[image, digest]] = self._query("SELECT image, digest FROM samples WHERE number = ?", number)
+            _checked(self.path, identity, label, image, digest)
+            found.append((number, Item(identity, label, image)))
+        return found
+
+    def settle(self, taken: Sequence[int], refused: dict[int, str]) -> None:
+        """Remove samples that the state has committed, and note why it does not take others."""
+        with self._transaction(), schema.database_errors(self.path):
+            self.database.executemany("DELETE FROM samples WHERE number = ?", [(number,) for number in taken])
+            rows = [(reason, number) for number, reason in refused.items()]
+            self.database.executemany("UPDATE samples SET refusal = ? WHERE number = ?", rows)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with schema.transaction(self.database, self.path):
+            yield
+        self._file.check()  # what was committed to a deleted file is lost
+
+    def _query(self, sql: str, *values: object) -> list[Any]:
+        return schema.query(self.database, self.path, sql, values)
+
+
+def inbox_path(state: Path) -> Path:
+    """Return the path of the inbox of a state."""
+    return state / INBOX
+
+
+def absorb(session: Session, inbox: Inbox) -> int:
+    """Move all labelled samples into the state; returns their number."""
+    n = 0
+    while chunk := inbox.next():
+        outcomes = session.take([item for _, item in chunk])
+        errors = {number: o.error for (number, _), o in zip(chunk, outcomes, strict=True) if o.error is not None}
+        inbox.settle([number for number, _ in chunk if number not in errors], errors)
+        n += len(chunk)
+    return n
+
+
+def absorb_left(session: Session) -> int:
+    """Move the samples that a server left behind into the state; returns their number."""
+    if not inbox_path(session.store.folder).exists():
+        return 0
+    with Inbox.opened(session.store.folder) as inbox:
+        return absorb(session, inbox)
+
+
+def _checked(path: Path, identity: str, label: str | None, image: bytes, digest: bytes) -> Sample:
+    sample = Sample(identity, label, image)
+    if _digest(sample) != digest:
+        raise UserError(f"{path} is damaged: sample {identity} does not match its digest.")
+    return sample
+
+
+def _digest(sample: Sample) -> bytes:
+    digest = hashlib.blake2b(json.dumps([sample.id, sample.label]).encode(), digest_size=16)
+    digest.update(sample.image or b"")
+    return digest.digest()
+
+
+def _version(database: sqlite3.Connection, path: Path) -> int:
+    """Return the version of an inbox, 0 for an empty file; UserError if the tables are not its own."""
+    [[version]] = schema.query(database, path, "PRAGMA user_version")
+    if version > _VERSION:
+        raise UserError(f"{path} was written by a newer purereplay: upgrade it.")
+    with closing(sqlite3.connect(":memory:")) as own:
+        own.executescript(_SCRIPT if version else "")
+        if schema.declarations(database) != schema.declarations(own):
+            raise UserError(f"{path} is damaged: its tables are not those of an inbox.")
+    return int(version)

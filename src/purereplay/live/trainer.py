@@ -1,0 +1,66 @@
+"""The process that trains a state for a server: `python -m purereplay.live.trainer STATE DEVICE`.
+
+Standard input is the server: a line "look" after samples were added, and "stop" at the end. If it closes without
+"stop", the server is gone, and the process ends at once. Standard output has one JSON line per event.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from purereplay.errors import UserError
+from purereplay.live.session import make_engine
+from purereplay.live.training import Training
+
+_NICE = 10  # training takes the time that predictions leave
+
+
+def main(state: str, device: str) -> None:
+    """Train a state until the server says stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which then says stop
+    _give_way()
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing else may write between the events
+    lock = threading.Lock()
+
+    def tell(kind: str, text: str) -> None:
+        with lock:
+            lines.write(json.dumps({"event": kind, "text": text}) + "\n")
+            lines.flush()
+
+    training = Training(Path(state), make_engine(device), tell)
+    threading.Thread(target=_listen, args=(training,), daemon=True).start()
+    try:
+        training.run()
+    except UserError as error:
+        tell("error", str(error))
+        sys.exit(2)
+
+
+def _listen(training: Training) -> None:
+    """Follow the server; end the process if the server is gone. No kill loses anything."""
+    for line in sys.stdin:
+        if line.strip() == "stop":
+            training.stop()
+            return
+        training.wake()
+    os._exit(1)
+
+
+def _give_way() -> None:
+    """Let predictions go first, where the system can."""
+    if hasattr(os, "sched_setscheduler"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

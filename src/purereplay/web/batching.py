@@ -1,0 +1,99 @@
+"""Requests that arrive together are classified together: one thread computes, and takes all that wait at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.web.snapshots import Snapshot, Snapshots
+
+MAX_WAITING = 20_000  # images
+_AT_ONCE = 64  # images of several requests
+
+Images = NDArray[np.uint8]
+Real = NDArray[np.float64]
+
+
+class Overloaded(Exception):
+    """Too many images wait already."""
+
+
+class NoClassifier(Exception):
+    """The state has no classifier yet."""
+
+
+class Answer(NamedTuple):
+    """Probabilities (n, labels) of one request's images, and the snapshot that gave them."""
+
+    snapshot: Snapshot
+    probabilities: Real
+
+
+class _Waiting(NamedTuple):
+    images: Images
+    answer: asyncio.Future[Answer]
+
+
+class Batcher:
+    """Classifies images by the current snapshot; used by one event loop."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self.snapshots = snapshots
+        self.n_waiting = 0  # images
+        self._queue: deque[_Waiting] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "classifier")
+
+    async def classify(self, images: Images) -> Answer:
+        """Return the probabilities of images uint8 (n, C, H, W)."""
+        if self.n_waiting + len(images) > MAX_WAITING:
+            raise Overloaded
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(images, loop.create_future())
+        self._queue.append(waiting)
+        self.n_waiting += len(images)
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+        return await waiting.answer
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            group = self._next()
+            try:
+                answers = await loop.run_in_executor(self._thread, self._compute, [w.images for w in group])
+            except Exception as error:
+                answers = None
+                for waiting in group:
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(error)
+            self.n_waiting -= sum(len(w.images) for w in group)
+            for waiting, answer in zip(group, answers or [], strict=False):
+                if not waiting.answer.done():  # a client may be gone
+                    waiting.answer.set_result(answer)
+
+    def _next(self) -> list[_Waiting]:
+        """Return requests that are classified at once, oldest first."""
+        group = [self._queue.popleft()]
+        n = len(group[0].images)
+        while self._queue and n + len(self._queue[0].images) <= _AT_ONCE:
+            group.append(self._queue.popleft())
+            n += len(group[-1].images)
+        return group
+
+    def _compute(self, parts: list[Images]) -> list[Answer]:
+        snapshot = self.snapshots.current
+        if snapshot is None:
+            raise NoClassifier
+        found = snapshot.probabilities(np.concatenate(parts))
+        ends = np.cumsum([len(part) for part in parts])
+        return [Answer(snapshot, own) for own in np.split(found, ends[:-1])]
+
+    def close(self) -> None:
+        """End the thread after its current batch."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,164 @@
+"""Who may use the server's interface, and how much of it at once.
+
+Host      without a token the name must be this machine's, so that no site can lead a browser here by its own name
+Origin    a browser's request must come from this server itself
+token     if there is one, every request but those for health needs "Authorization: Bearer TOKEN"
+body      at most `max_bytes`, received within READ_SECONDS
+time      a request that takes longer than ANSWER_SECONDS is given up, as with a client that does not read
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from purereplay.errors import UserError
+from purereplay.web.metrics import Metrics
+from purereplay.web.security import is_own_host
+
+READ_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
+OPEN_TO_ALL = ("/health", "/v2/health/live", "/v2/health/ready")
+_METHODS = ("GET", "HEAD", "POST")  # that have a name in the metrics
+_LARGE = 2**16  # bytes of JSON that are parsed in a thread
+
+
+class Json(JSONResponse):
+    """An answer in ASCII: a text that a client sent may be no valid UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+class Problem(Exception):
+    """A request that cannot be answered: a status and one sentence."""
+
+    def __init__(self, status: int, sentence: str, **headers: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.headers = headers
+
+    def response(self) -> Response:
+        """Return the answer."""
+        return Json({"error": str(self)}, self.status, headers=self.headers)
+
+
+class Gate:
+    """Middleware around the routes of the interface."""
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, token: str | None, host: str, port: int, max_bytes: int
+    ) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.token = token
+        self.host = host
+        self.port = port
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"].append((b"x-content-type-options", b"nosniff"))
+            await send(message)
+
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                self._check(Request(scope))
+                await self.app(scope, receive, counted)
+        except ClientDisconnect:
+            status = status or 499  # nobody reads the answer
+        except (Problem, UserError, TimeoutError) as error:
+            if not status:  # otherwise the answer has begun
+                await _problem(error).response()(scope, receive, counted)
+        finally:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.observe(_template(scope["path"]), method, status, time.perf_counter() - began)
+
+    def _check(self, request: Request) -> None:
+        """Raise Problem for a request that is not let through."""
+        headers, path = request.headers, request.url.path
+        if self.token is None and not is_own_host(headers.get("host", ""), self.host, None):
+            raise Problem(421, "This server does not have that name: use its address, or start it with a token.")
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+            raise Problem(403, "This request comes from another site.")
+        if self.token is not None and path not in OPEN_TO_ALL and not self._has_token(headers):
+            raise Problem(401, "This request needs the header `Authorization: Bearer TOKEN`.", **_BEARER)
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdecimal()) or int(length) > self.max_bytes:
+            raise too_long(self.max_bytes)
+
+    def _has_token(self, headers: Headers) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), (self.token or "").encode())
+
+
+_BEARER = {"WWW-Authenticate": "Bearer"}
+
+
+def too_long(max_bytes: int) -> Problem:
+    """Return the answer to a body that is too long."""
+    sentence = f"The request has more than {max_bytes / 2**20:g} MiB: send fewer images at once."
+    return Problem(413, sentence, Connection="close")
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request; Problem if it is too long or does not arrive."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Problem(415, "The request is compressed: send it as it is.")
+    parts, n = [], 0
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            async for part in request.stream():
+                n += len(part)
+                if n > max_bytes:
+                    raise too_long(max_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise Problem(408, f"The request did not arrive within {READ_SECONDS:g} s.", Connection="close") from None
+    return b"".join(parts)
+
+
+async def json_object(content: bytes) -> dict[str, Any]:
+    """Return a JSON object; Problem if it is none."""
+    try:
+        values = json.loads(content) if len(content) < _LARGE else await asyncio.to_thread(json.loads, content)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"The request is not JSON: {str(error)[:200]}.") from None
+    if not isinstance(values, dict):
+        raise Problem(400, "The request is not a JSON object.")
+    return values
+
+
+def _template(path: str) -> str:
+    """Return a path without the names in it, for the metrics."""
+    first, _, rest = path[1:].partition("/")
+    if first == "v2":
+        return "/v2/infer" if rest.endswith("/infer") else "/v2"
+    return f"/{first}"
+
+
+def _problem(error: Problem | UserError | TimeoutError) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, TimeoutError):
+        return Problem(503, f"The answer was not ready within {ANSWER_SECONDS:g} s.", Connection="close")
+    logging.getLogger(__name__).warning("%s", error)
+    return Problem(507 if "cannot be written" in str(error) else 500, str(error))

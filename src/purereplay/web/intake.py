@@ -1,0 +1,133 @@
+"""Images and samples of requests: decoded within limits, and samples put on the disk before they are acknowledged."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from purereplay.live.images import Pixels, look_at, read_pixels
+from purereplay.live.inbox import Counts, Inbox, Receipt, Sample
+from purereplay.live.items import Refused, checked_id, checked_label
+from purereplay.live.settings import NewSettings, StateSettings
+from purereplay.live.store import Store
+from purereplay.web.gate import Problem
+
+MAX_ITEMS = 1000  # images or samples of a request
+MAX_PIXELS = 100_000_000  # of all images of a request, by their headers
+
+
+class Intake:
+    """The inbox of a state; its methods run in a thread of their own, which owns the database."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.thread = ThreadPoolExecutor(1, "intake")
+        self._stack = ExitStack()
+        self.counts = Counts(0, 0, 0, 0)  # of the inbox, when it was used last
+
+    def open(self) -> None:
+        """Open the inbox."""
+        self._inbox = self._stack.enter_context(Inbox.opened(self.state))
+        self.count()
+
+    def close(self) -> None:
+        """Close the inbox."""
+        self._stack.close()
+
+    def count(self) -> Counts:
+        """Return the numbers of samples in the inbox."""
+        self.counts = self._inbox.counts()
+        return self.counts
+
+    def add(self, given: Sequence[Any]) -> list[Receipt]:
+        """Record samples; those that were not refused are on the disk when this returns."""
+        with Store.reading(self.state, upgrade=False) as store:
+            budget, pixels = Budget(), dict[str, Pixels]()
+            receipts: list[Receipt | None] = []
+            samples: list[Sample] = []
+            for values in given:
+                try:
+                    sample = read_sample(values)
+                    if sample.image is not None:
+                        pixels[sample.id] = decode(sample.image, store.settings, budget)
+                    samples.append(sample)
+                    receipts.append(None)
+                except Refused as reason:
+                    receipts.append(Receipt(_name(values), "refused", str(reason)))
+            found = iter(self._inbox.add(samples, lambda s: store.knows(s.id, s.label, pixels.get(s.id))))
+        self.count()
+        return [next(found) if receipt is None else receipt for receipt in receipts]
+
+
+class Budget:
+    """Pixels that the images of a request may still have."""
+
+    def __init__(self) -> None:
+        self.left = MAX_PIXELS
+
+    def spend(self, image: bytes) -> None:
+        """Count an image by its header; Refused if it is too large."""
+        look = look_at(image)
+        self.left -= look.width * look.height
+        if self.left < 0:
+            raise Refused(f"is one too many: the images of a request may have {MAX_PIXELS:,} pixels in all")
+
+
+def decode(image: bytes, settings: NewSettings | StateSettings, budget: Budget) -> Pixels:
+    """Return an image as the state's images are; Refused if it cannot be used."""
+    if not image:
+        raise Refused("is empty")
+    budget.spend(image)
+    shape = settings.shape if isinstance(settings, StateSettings) else None
+    return read_pixels(image, size=settings.size, channels=settings.channels, shape=shape, fit=settings.fit)
+
+
+def read_image(text: object) -> bytes:
+    """Return an image file from its base64 text, or raise Refused."""
+    if not isinstance(text, str):
+        raise Refused("is not base64 text")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused(f"is not base64: {error}") from None
+
+
+def read_sample(values: object) -> Sample:
+    """Return a sample from its JSON object, or raise Refused."""
+    if not isinstance(values, dict):
+        raise Refused("is not a JSON object")
+    if not values.keys() <= {"id", "label", "image"}:
+        raise Refused("has other fields than id, label and image")
+    if values.get("id") is None:
+        raise Refused("has no id")
+    identity = checked_id(values["id"])
+    label = None if values.get("label") is None else checked_label(values["label"])
+    image = values.get("image")
+    if image is None:
+        if label is None:
+            raise Refused("has neither a label nor an image")
+        return Sample(identity, label, None)
+    try:
+        return Sample(identity, label, read_image(image))
+    except Refused as reason:
+        raise Refused(f"has an image that {reason}") from None
+
+
+def items_of(values: dict[str, Any], key: str, others: frozenset[str] = frozenset()) -> list[Any]:
+    """Return the list of a request; Problem if there is none, or something else beside it."""
+    found = values.get(key)
+    if not isinstance(found, list) or not 0 < len(found) <= MAX_ITEMS:
+        raise Problem(400, f"The request needs a list `{key}` of 1 to {MAX_ITEMS:,} items.")
+    if unknown := values.keys() - {key} - others:
+        raise Problem(400, f"The request has the field {min(unknown)[:100]!r}, which is not known.")
+    return found
+
+
+def _name(values: object) -> str:
+    found = values.get("id") if isinstance(values, dict) else None
+    return found[:200] if isinstance(found, str) else ""

@@ -1,0 +1,123 @@
+"""The process that trains, seen from the server: started, told of new samples, and started again if it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from purereplay.errors import UserError
+
+_START = 120.0  # seconds until the state must be open
+_STOP = 60.0  # seconds for the last step; a kill loses nothing
+_BACKOFF = (1.0, 30.0)  # seconds until the next start, doubled each time up to the second number
+_STEADY = 60.0  # seconds of running after which the first pause applies again
+
+
+class Trainer(threading.Thread):
+    """Thread that keeps the training process running; `on_model` is called in it when there is a new classifier."""
+
+    def __init__(self, state: Path, device: str, on_model: Callable[[], object]) -> None:
+        super().__init__(name="trainer", daemon=True)
+        self.state = state
+        self.device = device
+        self.on_model = on_model
+        self.activity = "starting"
+        self.error: str | None = None  # why the process ended last
+        self.n_starts = 0
+        self.ready = threading.Event()
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the process; None if it does not run."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
+    def wait_until_ready(self) -> None:
+        """Return once the state is open; UserError if it cannot be opened."""
+        end = time.monotonic() + _START
+        while not self.ready.wait(0.05):
+            if self.error is not None:
+                self.stop()
+                raise UserError(self.error)
+            if time.monotonic() > end:
+                self.stop()
+                raise UserError(f"The process that trains {self.state} did not start within {_START:.0f} s.")
+
+    def look(self) -> None:
+        """Say that there are new samples."""
+        self._say("look")
+
+    def stop(self) -> None:
+        """Stop the process between two steps."""
+        self._stopping.set()
+        self._say("stop")
+        process = self._process
+        if process is None:
+            return
+        try:
+            process.wait(_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _say(self, word: str) -> None:
+        with self._lock:
+            process = self._process
+            if process is None or process.stdin is None:
+                return
+            try:
+                process.stdin.write(word + "\n")
+                process.stdin.flush()
+            except (OSError, ValueError):
+                pass  # it has ended, and the next one looks by itself
+
+    def run(self) -> None:
+        pause = _BACKOFF[0]
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            self._follow()
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - began > _STEADY:
+                pause = _BACKOFF[0]
+            logging.getLogger(__name__).warning("%s", self.error)
+            self._stopping.wait(pause)
+            pause = min(2 * pause, _BACKOFF[1])
+
+    def _follow(self) -> None:
+        """Start the process and read its events until it ends."""
+        environment = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"} | os.environ
+        command = [sys.executable, "-m", "purereplay.live.trainer", str(self.state), self.device]
+        with self._lock:
+            self._process = process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            )
+        self.n_starts += 1
+        reason = None
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "activity":
+                self.activity = event["text"]
+            elif event["event"] == "model":
+                self.on_model()
+            elif event["event"] == "ready":
+                self.error = None
+                self.activity = "ready"
+                self.ready.set()
+            elif event["event"] == "error":
+                reason = event["text"]
+        code = process.wait()
+        self.activity = "stopped"
+        if not self._stopping.is_set():
+            self.error = reason or f"The process that trains ended with code {code}."

@@ -1,0 +1,146 @@
+"""The inbox: acknowledged samples enter the state once, also after a kill at any point; and the loop that trains."""
+
+import threading
+import time
+
+import pytest
+import torch
+from tiny_state import LEARNERS, fingerprint, items, tiny
+
+from purereplay.errors import UserError
+from purereplay.live import inbox as inboxes
+from purereplay.live.inbox import FullInbox, Inbox, Sample, absorb, absorb_left, inbox_path
+from purereplay.live.judgements import judgements
+from purereplay.live.learn import learn
+from purereplay.live.settings import Wanted
+from purereplay.live.store import Store
+from purereplay.live.training import Training
+from purereplay.nets.engine import Engine
+
+
+def samples(start: int, stop: int) -> list[Sample]:
+    return [Sample(item.id, item.label, item.image) for item in items(start, stop)]
+
+
+def nothing(sample: Sample) -> bool:
+    return False
+
+
+def test_samples_enter_the_state_as_those_of_a_pipe(tmp_path):
+    with tiny(tmp_path / "one", "full-memory") as session:
+        session.take(items(0, 30))
+        session.work()
+    with tiny(tmp_path / "two", "full-memory") as session, Inbox.opened(tmp_path / "two") as inbox:
+        inbox.add(samples(0, 10), nothing)
+        inbox.add(samples(10, 30), nothing)
+        assert inbox.counts().waiting == 30
+        assert absorb(session, inbox) == 30
+        session.work()
+        assert inbox.counts() == (0, 0, 0, 0)
+    assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
+
+
+def test_a_kill_between_state_and_inbox_adds_nothing_twice(tmp_path, monkeypatch):
+    with tiny(tmp_path / "state", "full-memory") as session, Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add(samples(0, 10), nothing)
+        monkeypatch.setattr(Inbox, "settle", lambda *values: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            absorb(session, inbox)
+    monkeypatch.undo()
+    with tiny(tmp_path / "state") as session:
+        assert session.store.n_samples == 10
+        assert absorb_left(session) == 10
+        assert session.store.n_samples == 10
+        assert absorb_left(session) == 0
+
+
+def test_a_label_that_comes_later_gives_its_sample_a_place_at_the_end(tmp_path):
+    first, second = samples(0, 2)
+    with tiny(tmp_path / "state", "full-memory"), Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add([first._replace(label=None), second], nothing)
+        assert [item.id for _, item in inbox.next()] == ["s1"]
+        inbox.add([Sample("s0", "label 0", None)], nothing)
+        assert [item.id for _, item in inbox.next()] == ["s1", "s0"]
+
+
+def test_what_the_state_refuses_stays_with_its_reason(tmp_path):
+    with tiny(tmp_path / "state", "full-memory") as session, Inbox.opened(tmp_path / "state") as inbox:
+        session.take(items(0, 5))
+        good, bad = samples(5, 7)
+        inbox.add([bad._replace(image=b"no image"), good], nothing)  # a server would not have acknowledged it
+        absorb(session, inbox)
+        assert session.store.n_samples == 6
+        assert inbox.counts().refused == 1 and inbox.counts().waiting == 0
+        [[reason]] = inbox.database.execute("SELECT refusal FROM samples").fetchall()
+        assert "is not an image" in reason
+
+
+def test_learn_takes_up_what_a_killed_server_left(tmp_path):
+    with tiny(tmp_path / "state", "full-memory"), Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add(samples(0, 25), nothing)
+    (tmp_path / "list.jsonl").write_text('{"id": "x", "label": "a", "image": "bm8="}\n')
+    learn(str(tmp_path / "list.jsonl"), tmp_path / "state", Wanted(), device="cpu")
+    with Store.reading(tmp_path / "state") as store:
+        assert store.n_samples == 25
+        assert len(judgements(store, 0, 100)) == 25
+
+
+def test_a_full_inbox_and_a_damaged_one_are_reported(tmp_path, monkeypatch):
+    with tiny(tmp_path / "state", "full-memory"), Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add(samples(0, 3), nothing)
+        monkeypatch.setattr(inboxes, "_MAX_WAITING", 2)
+        with pytest.raises(FullInbox):
+            inbox.add(samples(3, 4), nothing)
+        inbox.database.execute("UPDATE samples SET label = 'other' WHERE number = 1")
+        with pytest.raises(UserError, match="sample s0 does not match its digest"):
+            inbox.next()
+
+
+@pytest.mark.parametrize("content", [b"no database", None])
+def test_a_file_that_is_no_inbox_is_refused(tmp_path, content):
+    with tiny(tmp_path / "state", "full-memory"):
+        pass
+    if content is None:
+        inbox_path(tmp_path / "state").symlink_to(tmp_path / "elsewhere")
+    else:
+        inbox_path(tmp_path / "state").write_bytes(content)
+    with pytest.raises(UserError, match=r"inbox\.sqlite"), Inbox.opened(tmp_path / "state"):
+        pass
+
+
+@pytest.mark.parametrize("learner", ["full-memory", *LEARNERS])
+def test_the_loop_learns_what_arrives_and_tells(tmp_path, learner):
+    state = tmp_path / "state"
+    with tiny(state, learner):
+        pass
+    events: list[tuple[str, str]] = []
+    training = Training(state, Engine(torch.device("cpu")), lambda *event: events.append(event))
+    thread = threading.Thread(target=training.run)
+    thread.start()
+    try:
+        with Inbox.opened(state) as inbox:
+            inbox.add(samples(0, 40), nothing)
+            training.wake()
+            _until(lambda: _n_judged(state) == 40)
+            _until(lambda: "model" in [kind for kind, _ in events])
+    finally:
+        training.stop()
+        thread.join()
+    with Store.reading(state) as store:
+        current = store.current()
+        assert current is not None and events[-2:] == [("model", current.digest), ("activity", "ready")]
+        assert learner == "full-memory" or store.classifier_path(current).exists()
+        found = judgements(store, 0, 100)
+        assert [j.number for j in found] == list(range(1, 41)) and judgements(store, 39, 9) == found[39:]
+
+
+def _n_judged(state) -> int:
+    with Store.reading(state) as store:
+        return len(judgements(store, 0, 1000))
+
+
+def _until(is_so) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,119 @@
+"""docs/serve.md and docs/export.md: their commands run, and their numbers are those of the result files."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).parent.parent
+SERVE, EXPORT = ((ROOT / "docs" / name).read_text() for name in ("serve.md", "export.md"))
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A folder of 150 digits, two more of them, and a command `purereplay` that runs this code."""
+    digits = load_digits()
+    images = (digits.images * 15.9).astype(np.uint8)
+    for folder, rows in (("photos", range(150)), ("checked", range(150, 180))):
+        for i in rows:
+            path = tmp_path / folder / str(digits.target[i]) / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images[i]).save(path)
+    Image.fromarray(images[200]).save(tmp_path / "photo.png")
+    Image.fromarray(images[201]).save(tmp_path / "other.png")
+    program = tmp_path / "bin" / "purereplay"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m purereplay.cli "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+
+
+def run(commands: str, folder: Path) -> str:
+    done = subprocess.run(
+        ["bash", "-e", "-c", commands], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("curl") is None or os.name == "nt", reason="needs curl")
+def test_every_command_from_photos_to_a_served_model_runs(photos):
+    install, learn, serve, predict, teach, look, export = blocks(SERVE, "sh")
+    assert "purereplay[web,export]" in install
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    assert "labels rejected" in run(learn, photos)
+    call = ["bash", "-c", f"exec {serve.strip()} --port {port}"]
+    server = subprocess.Popen(call, cwd=photos, env=environment(photos))
+    try:
+        health = f"curl -fs http://127.0.0.1:{port}/health"
+        run(f"for i in $(seq 300); do {health} && exit 0; sleep 0.2; done; exit 1", photos)
+        answer = json.loads(run(predict.replace("8491", port), photos))
+        assert answer["predictions"][0]["label"] == str(load_digits().target[200])
+        told = run(teach.replace("8491", port), photos)
+        results = [json.loads(line)["samples"][0]["result"] for line in _objects(told)]
+        assert results == ["stored", "waits for a label", "labelled"]
+        looked = run(look.replace("8491", port), photos)
+        status, verdicts = (json.loads(text) for text in _objects(looked))
+        assert status["server"]["inbox"]["unlabelled"] == 0 and status["state"]["samples"] >= 150
+        assert len(verdicts["judgements"]) == 10
+        assert "purereplay_requests_total" in looked
+        if _has_onnx():
+            assert "largest difference" in run(export, photos)
+            assert (photos / "model" / "README.md").read_text().startswith("---\nlibrary_name: purereplay")
+            [code] = blocks(EXPORT, "python")
+            run(f"{sys.executable} - <<'END'\n{code}\nprint(label)\nEND", photos)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+
+
+def _objects(text: str) -> list[str]:
+    """Return the JSON objects that follow each other in a text."""
+    found, decoder = [], json.JSONDecoder()
+    while text.startswith("{"):
+        _, end = decoder.raw_decode(text)
+        found.append(text[:end])
+        text = text[end:].lstrip()
+    return found
+
+
+def _has_onnx() -> bool:
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_export_page_run(photos):
+    run("purereplay learn photos --state state", photos)
+    [commands] = blocks(EXPORT, "sh")
+    lines = [line for line in commands.splitlines() if "onnx" not in line]  # the other page has it
+    assert len(lines) == 2
+    out = run("\n".join(lines), photos)
+    assert out.count("model card:") == 2 and "measured" in out
+    assert {path.name for path in (photos / "model").iterdir()} == {"README.md", "model.pt2", "model.safetensors"}
