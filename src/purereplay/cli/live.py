@@ -22,6 +22,9 @@ EncoderOption = Annotated[
         "timm:NAME, hf:NAME, file:FEATURES.npz (.parquet, .csv) or none. See docs/encoders.md.",
     ),
 ]
+SameEncoder = Annotated[
+    str | None, typer.Option(help="Encoder of the state, if it runs code (python:, torch:) or its file was moved.")
+]
 State = Annotated[Path, typer.Option("--state", help="State folder, created by `learn`.")]
 
 
@@ -141,10 +144,7 @@ def predict(
     form: Annotated[
         str, typer.Option("--format", help="table, jsonl or csv; the last two give the probability of every label.")
     ] = "table",
-    encoder: Annotated[
-        str | None,
-        typer.Option(help="Encoder of the state, if it runs code (python:, torch:) or its file was moved."),
-    ] = None,
+    encoder: SameEncoder = None,
     device: Device = "auto",
 ) -> None:
     """Classify images with the classifier of a state.

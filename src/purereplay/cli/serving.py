@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from purereplay.cli.app import Device, app
-from purereplay.cli.live import State
+from purereplay.cli.live import SameEncoder, State
 from purereplay.errors import UserError
 
 _TOKEN = "PUREREPLAY_TOKEN"
@@ -28,6 +28,7 @@ def serve(
         typer.Option(help=f"File with the bearer token that requests need. (default: the variable {_TOKEN}, if set)"),
     ] = None,
     max_request: Annotated[float, typer.Option(help="Largest request, in MiB.")] = 32.0,
+    encoder: SameEncoder = None,
     device: Device = "auto",
 ) -> None:
     """Serve a state over HTTP: classify images, take new samples, and learn from them meanwhile.
@@ -64,6 +65,7 @@ def serve(
         state=state,
         name=name,
         device=device,
+        encoder=encoder,
         max_bytes=int(max_request * 2**20),
         token=token,
         page_token="",
@@ -89,12 +91,14 @@ def export(
     licence: Annotated[
         str | None, typer.Option("--license", help="Licence of the model, for the card. (default: not stated)")
     ] = None,
+    encoder: SameEncoder = None,
 ) -> None:
     """Write the classifier of a state as a file that needs no purereplay, with a model card.
 
     The card has the data, the estimated share of wrong labels, the accuracy, the settings and the licence. The file
-    takes images and returns probabilities. It is compared with the state's own classifier on up to 1,000 samples, and
-    not written if a probability differs by more than 0.0001. ONNX needs the extra purereplay[export].
+    takes images and returns probabilities; if the state has an encoder, it takes features. It is compared with the
+    state's own classifier on up to 1,000 samples, and not written if a probability differs by more than 0.0001. ONNX
+    needs the extra purereplay[export].
 
     Examples:
 
@@ -103,10 +107,11 @@ def export(
         purereplay export --state state --to torch --out model --test checked --license CC-BY-4.0
     """
     from purereplay.live.export.exporter import export
+    from purereplay.live.settings import wanted_encoder
     from purereplay.report import live as report
 
     with report.exporting() as watch:
-        done = export(state, to, out, test=test, licence=licence, watch=watch)
+        done = export(state, to, out, test=test, licence=licence, encoder=wanted_encoder(encoder), watch=watch)
     report.show_model(done)
 
 

@@ -1,4 +1,4 @@
-"""The process that trains a state for a server: `python -m purereplay.live.trainer STATE DEVICE`.
+"""The process that trains a state for a server: `python -m purereplay.live.trainer STATE DEVICE [ENCODER]`.
 
 Standard input is the server: a line "look" after samples were added, and "stop" at the end. If it closes without
 "stop", the server is gone, and the process ends at once. Standard output has one JSON line per event.
@@ -16,12 +16,13 @@ from pathlib import Path
 
 from purereplay.errors import UserError
 from purereplay.live.session import make_engine
+from purereplay.live.settings import Wanted, wanted_encoder
 from purereplay.live.training import Training
 
 _NICE = 10  # training takes the time that predictions leave
 
 
-def main(state: str, device: str) -> None:
+def main(state: str, device: str, encoder: str | None = None) -> None:
     """Train a state until the server says stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which then says stop
     _give_way()
@@ -34,9 +35,10 @@ def main(state: str, device: str) -> None:
             lines.write(json.dumps({"event": kind, "text": text}) + "\n")
             lines.flush()
 
-    training = Training(Path(state), make_engine(device), tell)
-    threading.Thread(target=_listen, args=(training,), daemon=True).start()
     try:
+        wanted = None if encoder is None else Wanted(encoder=wanted_encoder(encoder))
+        training = Training(Path(state), make_engine(device), tell, wanted)
+        threading.Thread(target=_listen, args=(training,), daemon=True).start()
         training.run()
     except UserError as error:
         tell("error", str(error))

@@ -18,6 +18,7 @@ from purereplay.live.inbox import Inbox, absorb
 from purereplay.live.predict import current_classifier, with_current
 from purereplay.live.reviewed import Reviewed
 from purereplay.live.session import Session
+from purereplay.live.settings import Wanted
 from purereplay.live.store import Current
 from purereplay.nets.engine import Engine, TrainingProgress
 
@@ -32,8 +33,9 @@ Tell = Callable[[str, str], None]  # kind of event (ready, model, activity), tex
 class Training:
     """Work on a state until `stop`; `wake` says that the inbox has something new."""
 
-    def __init__(self, state: Path, engine: Engine, tell: Tell) -> None:
+    def __init__(self, state: Path, engine: Engine, tell: Tell, wanted: Wanted | None = None) -> None:
         self.state = state
+        self.wanted = wanted  # the state's encoder, if the user named it again
         self.engine = engine
         self.tell = tell
         self._new = threading.Event()
@@ -75,7 +77,7 @@ class Training:
         end = time.monotonic() + PATIENCE
         while True:
             try:
-                return stack.enter_context(Session.open(self.state, None, self.engine))
+                return stack.enter_context(Session.open(self.state, self.wanted, self.engine))
             except BusyError:
                 if time.monotonic() > end or self._stopped.is_set():
                     raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from purereplay.web.snapshots import Snapshot, Snapshots
 MAX_WAITING = 20_000  # images
 _AT_ONCE = 64  # images of several requests
 
-Images = NDArray[np.uint8]
+Inputs = NDArray[Any]  # images uint8, or their features by an encoder, float32
 Real = NDArray[np.float64]
 
 
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    images: Images
+    images: Inputs
     answer: asyncio.Future[Answer]
 
 
@@ -49,8 +49,8 @@ class Batcher:
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "classifier")
 
-    async def classify(self, images: Images) -> Answer:
-        """Return the probabilities of images uint8 (n, C, H, W)."""
+    async def classify(self, images: Inputs) -> Answer:
+        """Return the probabilities of images uint8 (n, C, H, W), or of their features float32 (n, dim)."""
         if self.n_waiting + len(images) > MAX_WAITING:
             raise Overloaded
         loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ class Batcher:
             n += len(group[-1].images)
         return group
 
-    def _compute(self, parts: list[Images]) -> list[Answer]:
+    def _compute(self, parts: list[Inputs]) -> list[Answer]:
         snapshot = self.snapshots.current
         if snapshot is None:
             raise NoClassifier

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from purereplay.live.encoding import Encoding
 from purereplay.live.images import Pixels, look_at, read_pixels
 from purereplay.live.inbox import Counts, Inbox, Receipt, Sample
 from purereplay.live.items import Refused, checked_id, checked_label
@@ -17,6 +22,7 @@ from purereplay.live.settings import NewSettings, StateSettings
 from purereplay.live.store import Store
 from purereplay.web.gate import Problem
 
+Input = Pixels | NDArray[np.float32]  # of a classifier: an image, or its features by an encoder
 MAX_ITEMS = 1000  # images or samples of a request
 MAX_PIXELS = 100_000_000  # of all images of a request, by their headers
 
@@ -26,6 +32,7 @@ class Intake:
 
     def __init__(self, state: Path) -> None:
         self.state = state
+        self.reader = Reader()
         self.thread = ThreadPoolExecutor(1, "intake")
         self._stack = ExitStack()
         self.counts = Counts(0, 0, 0, 0)  # of the inbox, when it was used last
@@ -54,7 +61,7 @@ class Intake:
                 try:
                     sample = read_sample(values)
                     if sample.image is not None:
-                        pixels[sample.id] = decode(sample.image, store.settings, budget)
+                        pixels[sample.id] = self.reader.pixels(sample.image, store.settings, budget)
                     samples.append(sample)
                     receipts.append(None)
                 except Refused as reason:
@@ -72,19 +79,50 @@ class Budget:
 
     def spend(self, image: bytes) -> None:
         """Count an image by its header; Refused if it is too large."""
+        if not image:
+            raise Refused("is empty")
         look = look_at(image)
         self.left -= look.width * look.height
         if self.left < 0:
             raise Refused(f"is one too many: the images of a request may have {MAX_PIXELS:,} pixels in all")
 
 
-def decode(image: bytes, settings: NewSettings | StateSettings, budget: Budget) -> Pixels:
-    """Return an image as the state's images are; Refused if it cannot be used."""
-    if not image:
-        raise Refused("is empty")
-    budget.spend(image)
-    shape = settings.shape if isinstance(settings, StateSettings) else None
-    return read_pixels(image, size=settings.size, channels=settings.channels, shape=shape, fit=settings.fit)
+class Reader:
+    """Reads the images of requests, for the state and for its classifier."""
+
+    def __init__(self, encoding: Encoding | None = None) -> None:
+        self.encoding = encoding  # the classifier takes its features; None: the pixels
+        self._one_at_a_time = threading.Lock()
+
+    def pixels(self, image: bytes, settings: NewSettings | StateSettings, budget: Budget) -> Pixels:
+        """Return an image as the state keeps it; Refused if it cannot be used."""
+        budget.spend(image)
+        if not isinstance(settings, StateSettings):
+            return read_pixels(image, size=settings.size, channels=settings.channels, shape=None, fit=settings.fit)
+        if self.encoding is not None:
+            return self.encoding.read(image, settings, None).pixels
+        s = settings
+        return read_pixels(image, size=s.size, channels=s.channels, shape=s.shape, fit=s.fit)
+
+    def inputs(self, given: Sequence[object], settings: StateSettings) -> list[Input | Refused]:
+        """Return images, given as files or as base64 text, as the classifier takes them, or the reasons for refusal."""
+        budget, found = Budget(), list[Any]()
+        for image in given:
+            try:
+                content = image if isinstance(image, bytes) else read_image(image)
+                if self.encoding is None:
+                    found.append(self.pixels(content, settings, budget))
+                else:
+                    budget.spend(content)
+                    found.append(self.encoding.read(content, settings, None))
+            except Refused as reason:
+                found.append(reason)
+        if self.encoding is None:
+            return found
+        images = [each for each in found if not isinstance(each, Refused)]
+        with self._one_at_a_time:  # two threads read images
+            features = iter(self.encoding.features(images, [()] * len(images)))
+        return [each if isinstance(each, Refused) else next(features) for each in found]
 
 
 def read_image(text: object) -> bytes:

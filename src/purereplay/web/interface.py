@@ -17,16 +17,17 @@ from starlette.responses import PlainTextResponse, Response
 
 from purereplay import __version__
 from purereplay.errors import UserError
-from purereplay.live.images import Pixels
+from purereplay.live.encoding import Encoding
 from purereplay.live.inbox import FullInbox
 from purereplay.live.items import Refused
 from purereplay.live.judgements import judgements
+from purereplay.live.settings import Wanted, check_same, wanted_encoder
 from purereplay.live.status import Status, status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
-from purereplay.web.batching import Answer, Batcher, Images, NoClassifier, Overloaded
+from purereplay.web.batching import Answer, Batcher, Inputs, NoClassifier, Overloaded
 from purereplay.web.gate import Json, Problem, json_object, read_body
-from purereplay.web.intake import Budget, Intake, decode, items_of, read_image
+from purereplay.web.intake import Intake, items_of
 from purereplay.web.metrics import Metrics
 from purereplay.web.openapi import document
 from purereplay.web.snapshots import Snapshot, Snapshots
@@ -40,15 +41,18 @@ _STATUS_SECONDS = 1.0  # for which the numbers of a state are kept
 class Interface:
     """What the routes share; running between `start` and `stop`."""
 
-    def __init__(self, state: Path, engine: Engine, *, name: str, device: str, max_bytes: int) -> None:
+    def __init__(
+        self, state: Path, engine: Engine, *, name: str, device: str, max_bytes: int, encoder: str | None = None
+    ) -> None:
         self.state = state
+        self.encoder = encoder
         self.name = name
         self.max_bytes = max_bytes
         self.metrics = Metrics()
         self.snapshots = Snapshots(state, engine)
         self.batcher = Batcher(self.snapshots)
         self.intake = Intake(state)
-        self.trainer = Trainer(state, device, on_model=self.snapshots.refresh)
+        self.trainer = Trainer(state, device, on_model=self.snapshots.refresh, encoder=encoder)
         self.began = time.time()
         self._decoders = ThreadPoolExecutor(_DECODERS, "decoder")
         self._status: tuple[float, Status] | None = None
@@ -58,8 +62,10 @@ class Interface:
     async def running(self, app: Starlette) -> AsyncIterator[None]:
         """Start training and open the inbox; stop both at the end."""
         try:
-            with Store.reading(self.state):
-                pass  # an error in one sentence, before anything is started
+            with Store.reading(self.state) as store:  # an error in one sentence, before anything is started
+                named = wanted_encoder(self.encoder)
+                check_same(store.settings, Wanted(encoder=named), self.state)
+                self.intake.reader.encoding = Encoding.of_state(store, None if isinstance(named, str) else named)
             self.trainer.start()
             await asyncio.to_thread(self.trainer.wait_until_ready)
             await self._in_intake(self.intake.open)
@@ -91,8 +97,8 @@ class Interface:
             given = items_of(values, "images", frozenset({"probabilities"}))
         snapshot = self.ready()
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._decoders, _decoded, given, snapshot)
-        images = [pixels for pixels in found if not isinstance(pixels, Refused)]
+        found = await loop.run_in_executor(self._decoders, self.intake.reader.inputs, given, snapshot.settings)
+        images = [each for each in found if not isinstance(each, Refused)]
         self.metrics.n_refused += len(found) - len(images)
         if not images:
             problems = [{"error": f"The image {reason}."} for reason in found]
@@ -109,8 +115,8 @@ class Interface:
             raise Problem(503, "There is no classifier yet: send more samples to /learn.", **{"Retry-After": "10"})
         return snapshot
 
-    async def classify(self, images: Images) -> Answer:
-        """Classify images uint8 (n, C, H, W)."""
+    async def classify(self, images: Inputs) -> Answer:
+        """Classify images uint8 (n, C, H, W), or their features float32 (n, dim)."""
         try:
             answer = await self.batcher.classify(images)
         except Overloaded:
@@ -211,18 +217,6 @@ class Interface:
 
     async def openapi(self, request: Request) -> Response:
         return Json(document(__version__))
-
-
-def _decoded(given: list[Any], snapshot: Snapshot) -> list[Pixels | Refused]:
-    """Return the pixels of images, given as files or as base64 text, or the reasons for refusing them."""
-    budget, found = Budget(), list[Pixels | Refused]()
-    for image in given:
-        try:
-            content = image if isinstance(image, bytes) else read_image(image)
-            found.append(decode(content, snapshot.settings, budget))
-        except Refused as reason:
-            found.append(reason)
-    return found
 
 
 def _predictions(answer: Answer, wants_all: bool) -> list[dict[str, Any]]:

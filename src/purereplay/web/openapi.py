@@ -40,11 +40,11 @@ _OUTPUT = _object(
 _TENSOR = _object({"name": _TEXT, "datatype": _TEXT, "shape": _list({"type": "integer"})})
 _INPUT = _object(
     {
-        "name": {"const": "images"},
-        "datatype": {"const": "UINT8"},
-        "shape": _list(_WHOLE, minItems=4, maxItems=4),
+        "name": {"enum": ["images", "features"]},
+        "datatype": {"enum": ["UINT8", "FP32"]},
+        "shape": _list(_WHOLE, minItems=2, maxItems=4),
     },
-    data={"type": "array", "description": "Numbers from 0 to 255, flat or nested."},
+    data={"type": "array", "description": "Numbers, flat or nested; from 0 to 255 for images."},
     parameters=_object({}, binary_data_size=_WHOLE),
 )
 

@@ -1,6 +1,7 @@
 """The Open Inference Protocol, version 2: metadata, readiness and inference, as JSON or with binary tensors.
 
-Input     images         UINT8  (n, channels, height, width), in the shape that the state's images have
+Input     images         UINT8  (n, channels, height, width), in the shape that the state's images have;
+          features       FP32   (n, dim) instead, if the state has an encoder
 Outputs   probabilities  FP32   (n, labels)
           label          BYTES  (n,), the most likely label
 
@@ -16,19 +17,16 @@ import struct
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
 from purereplay import __version__
-from purereplay.live.images import Shape
-from purereplay.web.batching import Answer
+from purereplay.web.batching import Answer, Inputs
 from purereplay.web.gate import Json, Problem, json_object, read_body
 from purereplay.web.intake import MAX_ITEMS
 from purereplay.web.interface import Interface
 from purereplay.web.snapshots import Snapshot
 
-INPUT = "images"
 OUTPUTS = ("probabilities", "label")
 _SPLIT = "Inference-Header-Content-Length"
 _MAX_TEXT = 200  # characters of an id
@@ -73,7 +71,7 @@ class Protocol:
                 "name": self.interface.name,
                 "versions": [snapshot.version],
                 "platform": "purereplay",
-                "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, *snapshot.shape]}],
+                "inputs": [{"name": _input(snapshot), "datatype": _datatype(snapshot), "shape": [-1, *snapshot.shape]}],
                 "outputs": outputs,
             }
         )
@@ -84,7 +82,7 @@ class Protocol:
         header, tail = _split(request.headers.get(_SPLIT), body)
         values = await json_object(header)
         identity, outputs = _text_or_none(values.get("id")), _outputs(values)
-        images = _images(values.get("inputs"), tail, snapshot.shape)
+        images = _inputs(values.get("inputs"), tail, snapshot)
         answer = await self.interface.classify(images)
         facts: dict[str, Any] = {"model_name": self.interface.name, "model_version": answer.snapshot.version}
         if identity is not None:
@@ -145,43 +143,66 @@ def _outputs(values: dict[str, Any]) -> list[_Output]:
     return found
 
 
-def _images(inputs: object, tail: bytes, shape: Shape) -> NDArray[np.uint8]:
-    """Return the images of a request; Problem if shape, type or size is not right."""
+def _input(snapshot: Snapshot) -> str:
+    return "features" if snapshot.takes_features else "images"
+
+
+def _datatype(snapshot: Snapshot) -> str:
+    return "FP32" if snapshot.takes_features else "UINT8"
+
+
+def _inputs(inputs: object, tail: bytes, snapshot: Snapshot) -> Inputs:
+    """Return the images or features of a request; Problem if shape, type or size is not right."""
+    name, datatype = _input(snapshot), _datatype(snapshot)
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
-        raise Problem(400, f"`inputs` must be a list with one input, {INPUT!r}.")
+        raise Problem(400, f"`inputs` must be a list with one input, {name!r}.")
     [tensor] = inputs
-    if tensor.get("name") != INPUT:
-        raise Problem(400, f"The input must have the name {INPUT!r}.")
-    if tensor.get("datatype") != "UINT8":
-        raise Problem(400, f"The input {INPUT!r} must have the datatype 'UINT8'.")
+    if tensor.get("name") != name:
+        raise Problem(400, f"The input must have the name {name!r}.")
+    if tensor.get("datatype") != datatype:
+        raise Problem(400, f"The input {name!r} must have the datatype {datatype!r}.")
     given = tensor.get("shape")
-    if not isinstance(given, list) or not all(type(n) is int for n in given) or given[1:] != list(shape):
-        raise Problem(400, f"The input {INPUT!r} must have the shape {[-1, *shape]}.")
+    if not isinstance(given, list) or not all(type(n) is int for n in given) or given[1:] != list(snapshot.shape):
+        raise Problem(400, f"The input {name!r} must have the shape {[-1, *snapshot.shape]}.")
     if not 0 < given[0] <= MAX_ITEMS:
-        raise Problem(400, f"The input {INPUT!r} must have 1 to {MAX_ITEMS:,} images.")
+        raise Problem(400, f"The input {name!r} must have 1 to {MAX_ITEMS:,} images.")
     size = math.prod(given)
     n_bytes = _parameters(tensor).get("binary_data_size")
     if n_bytes is not None:
-        if type(n_bytes) is not int or "data" in tensor or not n_bytes == len(tail) == size:
-            raise Problem(400, f"The binary data of {INPUT!r} must have {size:,} bytes.")
-        return np.frombuffer(tail, np.uint8).reshape(given)
+        kind = np.dtype("<f4" if snapshot.takes_features else np.uint8)
+        if type(n_bytes) is not int or "data" in tensor or not n_bytes == len(tail) == size * kind.itemsize:
+            raise Problem(400, f"The binary data of {name!r} must have {size * kind.itemsize:,} bytes.")
+        return _finite(np.frombuffer(tail, kind).reshape(given), name)
     if tail:
         raise Problem(400, "The body has binary data that belongs to no input.")
-    return _numbers(tensor.get("data"), size).reshape(given)
+    return _numbers(tensor.get("data"), size, snapshot).reshape(given)
 
 
-def _numbers(data: object, size: int) -> NDArray[np.uint8]:
+def _numbers(data: object, size: int, snapshot: Snapshot) -> Inputs:
     """Return numbers from a list, flat or nested."""
-    wrong = Problem(400, f"The data of {INPUT!r} must be {size:,} whole numbers from 0 to 255.")
+    name = _input(snapshot)
+    what = "numbers" if snapshot.takes_features else "whole numbers from 0 to 255"
+    wrong = Problem(400, f"The data of {name!r} must be {size:,} {what}.")
     if not isinstance(data, list):
         raise wrong
     try:
         found = np.asarray(data)
     except (ValueError, OverflowError, RecursionError):
         raise wrong from None
-    if found.size != size or found.dtype.kind not in "iu" or found.min() < 0 or found.max() > 255:
+    if found.size != size or found.dtype.kind not in ("iuf" if snapshot.takes_features else "iu"):
+        raise wrong
+    if snapshot.takes_features:
+        with np.errstate(over="ignore"):
+            return _finite(found.astype(np.float32), name)
+    if found.min() < 0 or found.max() > 255:
         raise wrong
     return found.astype(np.uint8)
+
+
+def _finite(values: Inputs, name: str) -> Inputs:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise Problem(400, f"The data of {name!r} has a value that is not finite.")
+    return values
 
 
 def _response(facts: dict[str, Any], answer: Answer, outputs: list[_Output]) -> Response:

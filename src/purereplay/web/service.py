@@ -36,6 +36,7 @@ class Options:
     state: Path
     name: str = "purereplay"  # of the model
     device: str = "cpu"
+    encoder: str | None = None  # that of the state, named again
     max_bytes: int = 32 * 2**20  # of a request
     token: str | None = None  # that requests need
     page_token: str  # of the review page
@@ -48,7 +49,9 @@ class Service:
 
     def __init__(self, options: Options, engine: Engine) -> None:
         o = options
-        self.interface = Interface(o.state, engine, name=o.name, device=o.device, max_bytes=o.max_bytes)
+        self.interface = Interface(
+            o.state, engine, name=o.name, device=o.device, max_bytes=o.max_bytes, encoder=o.encoder
+        )
         gate = Middleware(
             Gate, metrics=self.interface.metrics, token=o.token, host=o.host, port=o.port, max_bytes=o.max_bytes
         )

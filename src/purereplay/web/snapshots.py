@@ -10,13 +10,13 @@ import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from purereplay.errors import UserError
-from purereplay.live.images import Shape
 from purereplay.live.predict import Predictor, ready_kept, with_current
 from purereplay.live.settings import StateSettings
 from purereplay.live.store import Current, Store
@@ -42,12 +42,18 @@ class Snapshot:
     made: float = field(default_factory=time.time)
 
     @property
-    def shape(self) -> Shape:
-        """Shape of one image."""
-        return self.settings.shape
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input: of an image, or of its features by the state's encoder."""
+        encoder = self.settings.encoder
+        return self.settings.shape if encoder is None else (encoder.dim,)
 
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Images uint8 (n, C, H, W) -> probabilities (n, labels)."""
+    @property
+    def takes_features(self) -> bool:
+        """Whether the inputs are features of an encoder, float32; otherwise they are images, uint8."""
+        return self.settings.encoder is not None
+
+    def probabilities(self, images: NDArray[Any]) -> NDArray[np.float64]:
+        """Images uint8 (n, C, H, W), or features float32 (n, dim) -> probabilities (n, labels)."""
         with torch.inference_mode():
             found = self.classifier.probabilities(torch.from_numpy(images))
         return np.asarray(found.cpu().numpy(), np.float64)
@@ -102,10 +108,13 @@ class Snapshots:
 
 
 def warm_up(snapshot: Snapshot) -> None:
-    """Classify a few made-up images; Unfit if a probability is missing, not finite or out of range."""
+    """Classify a few made-up inputs; Unfit if a probability is missing, not finite or out of range."""
     dice = np.random.default_rng(0)
     for n in _WARM:
-        images = dice.integers(0, 256, (n, *snapshot.shape), dtype=np.uint8)
+        if snapshot.takes_features:
+            images: NDArray[Any] = dice.standard_normal((n, *snapshot.shape), np.float32)
+        else:
+            images = dice.integers(0, 256, (n, *snapshot.shape), dtype=np.uint8)
         images[0] = 0
         try:
             found = snapshot.probabilities(images)

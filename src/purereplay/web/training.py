@@ -23,10 +23,11 @@ _STEADY = 60.0  # seconds of running after which the first pause applies again
 class Trainer(threading.Thread):
     """Thread that keeps the training process running; `on_model` is called in it when there is a new classifier."""
 
-    def __init__(self, state: Path, device: str, on_model: Callable[[], object]) -> None:
+    def __init__(self, state: Path, device: str, on_model: Callable[[], object], encoder: str | None = None) -> None:
         super().__init__(name="trainer", daemon=True)
         self.state = state
         self.device = device
+        self.encoder = encoder  # that the user named again
         self.on_model = on_model
         self.activity = "starting"
         self.error: str | None = None  # why the process ended last
@@ -98,6 +99,7 @@ class Trainer(threading.Thread):
         """Start the process and read its events until it ends."""
         environment = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"} | os.environ
         command = [sys.executable, "-m", "purereplay.live.trainer", str(self.state), self.device]
+        command += [] if self.encoder is None else [self.encoder]
         with self._lock:
             self._process = process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True

@@ -19,11 +19,11 @@ from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.live.folders import ImageFolder
 from purereplay.live.full_memory import FullMemory
-from purereplay.live.images import read_pixels
-from purereplay.live.items import Item, Refused
+from purereplay.live.items import Item
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.opinion import form_opinion
-from purereplay.live.predict import Predictor
+from purereplay.live.predict import ImageReader, ImageSource, Predictor
+from purereplay.live.settings import Opened
 from purereplay.live.store import Store
 from purereplay.live.verdicts import ALL, read_noise
 from purereplay.purify.noise_rate import wilson
@@ -43,21 +43,18 @@ class Accuracy(NamedTuple):
     measured: bool  # False: estimated without true labels
 
 
-def measure(store: Store, classifier: Predictor, folder: Path) -> Accuracy:
+def measure(store: Store, classifier: Predictor, folder: Path, encoder: Opened | None = None) -> Accuracy:
     """Return the accuracy on a folder label/name.png."""
-    s, labels = store.image_settings, store.labels()
+    reader, labels = ImageReader(store, encoder), store.labels()
     n = n_right = 0
-    for offer in ImageFolder(folder, store.folder).listing():
-        if not isinstance(offer, Item):
-            continue
-        try:
-            pixels = read_pixels(
-                offer.image, size=s.size, channels=s.channels, shape=s.shape, root=offer.root, fit=s.fit
-            )
-        except Refused:
-            continue
-        code = int(classifier.probabilities(torch.from_numpy(pixels)[None]).argmax())
-        n, n_right = n + 1, n_right + (labels[code] == offer.label)
+    items = [offer for offer in ImageFolder(folder, store.folder).listing() if isinstance(offer, Item)]
+    for start in range(0, len(items), reader.at_once):
+        some = items[start : start + reader.at_once]
+        sources = [ImageSource(item.image, item.root, (item.id,)) for item in some]
+        for item, own in zip(some, reader.inputs(sources), strict=True):
+            if isinstance(own, torch.Tensor):
+                code = int(classifier.probabilities(own[None]).argmax())
+                n, n_right = n + 1, n_right + (labels[code] == item.label)
     if not n:
         raise UserError(f"{folder} holds no images that can be classified: use folders label/name.png.")
     return Accuracy(*wilson(n_right, n)[:3], n, measured=True)

@@ -104,24 +104,25 @@ accuracy on images with right labels before you rely on it: `purereplay export -
 
 
 def _use(f: Facts) -> str:
-    channels, height, width = f.settings.shape
-    n = len(f.labels)
-    tensors = f"""Input `images`: uint8 (n, {channels}, {height}, {width}). Output `probabilities`: float32 (n, {n}),
+    encoder, n = f.settings.encoder, len(f.labels)
+    shape = ", ".join(map(str, f.settings.shape if encoder is None else (encoder.dim,)))
+    name, dtype = ("images", "uint8") if encoder is None else ("features", "float32")
+    made_by = "" if encoder is None else f"\nThe features are those of the encoder `{_cell(encoder.text)}`."
+    tensors = f"""Input `{name}`: {dtype} (n, {shape}).{made_by} Output `probabilities`: float32 (n, {n}),
 in the order of the labels below. Compared with the state's own classifier on {f.check.n:,} samples, the largest
 difference of a probability was {f.check.difference:.1e}; more than {TOLERANCE:g} would have been an error."""
-    shape = f"(1, {channels}, {height}, {width})"
     code = {
         "onnx": f"""import numpy as np
 import onnxruntime
 
 session = onnxruntime.InferenceSession("{NAMES["onnx"]}")
-images = np.zeros({shape}, np.uint8)
-[probabilities] = session.run(None, {{"images": images}})""",
+{name} = np.zeros((1, {shape}), np.{dtype})
+[probabilities] = session.run(None, {{"{name}": {name}}})""",
         "torch": f"""import torch
 
 module = torch.export.load("{NAMES["torch"]}").module()
-images = torch.zeros({shape}, dtype=torch.uint8)
-probabilities = module(images)""",
+{name} = torch.zeros((1, {shape}), dtype=torch.{dtype})
+probabilities = module({name})""",
         "safetensors": f"""from safetensors.torch import load_file
 
 tensors = load_file("{NAMES["safetensors"]}")  # by name; see docs/export.md of purereplay""",

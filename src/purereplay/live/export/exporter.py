@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from purereplay import __version__
 from purereplay.data.files import disk_errors, write_whole
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
+from purereplay.live.encoding import inputs
 from purereplay.live.export.accuracy import Accuracy, estimate, measure
 from purereplay.live.export.card import HEAD, Facts, model_card
-from purereplay.live.export.files import NAMES, Check, write_model
+from purereplay.live.export.files import NAMES, Check, Images, write_model
 from purereplay.live.predict import Predictor, ready_classifier
 from purereplay.live.session import make_engine
+from purereplay.live.settings import Opened, Wanted, check_same
 from purereplay.live.status import status
 from purereplay.live.store import Store
 
@@ -42,6 +43,7 @@ def export(
     *,
     test: Path | None = None,
     licence: str | None = None,
+    encoder: Opened | Literal["none"] | None = None,
     watch: Progress | None = None,
 ) -> Exported:
     """Write the classifier of a state and its model card into a folder; UserError if the file predicts otherwise."""
@@ -51,19 +53,25 @@ def export(
         for name in (NAMES[form], CARD):
             store.check_destination(out / name)
         _check_card(out / CARD)
+        check_same(store.settings, Wanted(encoder=encoder), state)
         classifier, labels, version = _classifier(store)
         facts: dict[str, Any] = {
             "labels": json.dumps(labels),
             "image_shape": json.dumps(store.image_settings.shape),
+            "encoder": "none" if store.image_settings.encoder is None else store.image_settings.encoder.text,
             "version": version,
             "purereplay": __version__,
         }
         with disk_errors(out):
             out.mkdir(parents=True, exist_ok=True)
-        accuracy = estimate(store, watch) if test is None else measure(store, classifier, test)
+        accuracy = (
+            estimate(store, watch)
+            if test is None
+            else measure(store, classifier, test, None if isinstance(encoder, str) else encoder)
+        )
         if watch:
             watch("writing", 0, None)
-        check = write_model(form, classifier, facts, _some_images(store), out / NAMES[form])
+        check = write_model(form, classifier, facts, _some_inputs(store), out / NAMES[form])
         card = Facts(
             form=form,
             version=version,
@@ -94,7 +102,7 @@ def _check_card(path: Path) -> None:
         raise UserError(f"{path} exists and is not a model card of purereplay: choose another --out.")
 
 
-def _some_images(store: Store) -> NDArray[np.uint8]:
-    """Return images of random samples, uint8 (n, C, H, W)."""
+def _some_inputs(store: Store) -> Images:
+    """Return images of random samples, uint8 (n, C, H, W), or their features by the encoder, float32 (n, dim)."""
     order = np.random.default_rng(0).permutation(store.n_samples)[:_N_COMPARED]
-    return np.stack([row.pixels for row in store.rows(np.sort(order).tolist())])
+    return np.asarray(inputs(store, np.sort(order)).numpy())

@@ -29,7 +29,7 @@ TOLERANCE = 1e-4  # of a probability
 NAMES = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
 _AT_ONCE = 100  # images
 
-Images = NDArray[np.uint8]
+Images = NDArray[np.uint8] | NDArray[np.float32]  # images, or their features by an encoder
 Real = NDArray[np.float64]
 
 
@@ -41,7 +41,7 @@ class Check(NamedTuple):
 
 
 def write_model(form: str, classifier: Predictor, facts: dict[str, Any], images: Images, out: Path) -> Check:
-    """Write a classifier to `out`; it is compared on images uint8 (n, C, H, W) first."""
+    """Write a classifier to `out`; it is compared first, on images uint8 (n, C, H, W) or features float32 (n, dim)."""
     write = {"onnx": _write_onnx, "torch": _write_torch, "safetensors": _write_tensors}[form]
     with whole_file(out) as part:
         predict = write(classifier, facts, images, part)
@@ -52,6 +52,11 @@ def write_model(form: str, classifier: Predictor, facts: dict[str, Any], images:
                 f"more than {TOLERANCE:g}, so nothing is written: choose another --to."
             )
     return check
+
+
+def input_name(images: Images) -> str:
+    """Return the name of the input of an exported classifier."""
+    return "images" if images.dtype == np.uint8 else "features"
 
 
 def _compared(classifier: Predictor, predict: Callable[[Images], Real], images: Images) -> Check:
@@ -82,7 +87,7 @@ def _write_onnx(classifier: Predictor, facts: dict[str, Any], images: Images, pa
     with _quiet():
         made = torch.onnx.export(
             _program(classifier, images),
-            input_names=["images"],
+            input_names=[input_name(images)],
             output_names=["probabilities"],
             dynamo=True,
             verbose=False,
@@ -98,7 +103,7 @@ def _write_onnx(classifier: Predictor, facts: dict[str, Any], images: Images, pa
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(part.read_bytes(), options, providers=["CPUExecutionProvider"])
-    return lambda some: np.asarray(session.run(None, {"images": some})[0], np.float64)
+    return lambda some: np.asarray(session.run(None, {input_name(some): some})[0], np.float64)
 
 
 def _write_torch(classifier: Predictor, facts: dict[str, Any], images: Images, part: Path) -> Callable[[Images], Real]:

@@ -113,18 +113,21 @@ class _PatchFeatures(nn.Module):
 
 
 class _VectorFeatures(nn.Module):
-    """Standardised vectors."""
+    """Standardised vectors, along their main directions if there are many."""
 
     mean: Tensor
     scale: Tensor
+    directions: Tensor
 
     def __init__(self, feature_map: FeatureMap) -> None:
         super().__init__()
-        for name in ("mean", "scale"):
+        self.has_directions = "directions" in feature_map.parts
+        for name in ("mean", "scale", *(["directions"] if self.has_directions else [])):
             self.register_buffer(name, feature_map.parts[name].clone())
 
     def forward(self, vectors: Tensor) -> Tensor:
-        return ((vectors.double() - self.mean) / self.scale).clamp(-CLIP, CLIP).float()
+        clipped = ((vectors.double() - self.mean) / self.scale).clamp(-CLIP, CLIP).float()
+        return clipped @ self.directions if self.has_directions else clipped
 
 
 def _averages(n: int, parts: int) -> Tensor:
