@@ -39,9 +39,11 @@ class FeatureCache:
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Features]:
         """Return the kept features (dim,) by key."""
         found: dict[bytes, Features] = {}
-        for key in keys if self._database is not None else ():
+        database = self._database
+        for key in () if database is None else keys:
+            assert database is not None
             with suppress(sqlite3.Error):  # such as text that is not UTF-8
-                row = self._database.execute("SELECT value FROM features WHERE key = ?", [key]).fetchone()
+                row = database.execute("SELECT value FROM features WHERE key = ?", [key]).fetchone()
                 if row is not None and (features := self._opened(key, row[0])) is not None:
                     found[key] = features
         return found
