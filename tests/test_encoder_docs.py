@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from purereplay.data.datasets import load
 from purereplay.data.encoders.options import KINDS, parse_name
+from purereplay.data.features import read_rows
+from small_onnx import write_onnx
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "encoders.md").read_text()
@@ -18,10 +21,24 @@ def block(name: str) -> str:
     return TEXT.split(f"<!-- {name} -->\n")[1].split("\n<!-- end -->")[0]
 
 
-def test_the_table_of_cifar_is_that_of_the_result_files():
+def load_benchmark():
     spec = importlib.util.spec_from_file_location("encoders_benchmark", ROOT / "benchmarks" / "encoders.py")
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
+    return benchmark
+
+
+def test_the_features_of_a_dataset_are_those_that_a_run_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load_benchmark().write_features(tmp_path / "f.npz", "digits", f"onnx:{write_onnx(tmp_path / 'm.onnx')}")
+    images = load("digits").images
+    found = read_rows(tmp_path / "f.npz")
+    assert found.shape == (len(images), 3)
+    assert np.allclose(found[:, 0], images.mean((1, 2, 3)), rtol=1e-4)  # of 8 × 8 pixels, which stay as they are
+
+
+def test_the_table_of_cifar_is_that_of_the_result_files():
+    benchmark = load_benchmark()
     assert block("cifar") == benchmark.table(RESULTS)
     kept = [json.loads(path.read_text()) for path in RESULTS.glob("cifar10*-seed-*.json")]
     assert len(kept) == 6
