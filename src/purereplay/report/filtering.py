@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Hashable
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +10,11 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from purereplay.data.encoders import open_encoder
-from purereplay.data.encoders.base import Features
 from purereplay.data.features import FeatureTable, read_features
 from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_destination, write_scores
 from purereplay.data.text import printable
 from purereplay.errors import UserError
-from purereplay.live.encoding import PIECE, Encoding
-from purereplay.live.intake import open_source
-from purereplay.live.items import Item, Outcome
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
 from purereplay.purify.folders import Choice, filter_on_ray, parquet_parts, read_parts
@@ -50,48 +43,11 @@ def filter_file(
             table = read_parts(parquet_parts(source), Choice(features, labels, ids), reading)
         else:
             table = read_features(source, features=features, labels=labels, ids=ids, progress=reading)
-        _score(bars, table, destination, sample_filter)
-    _summarise(destination, sample_filter, started)
+        score_table(bars, table, destination, sample_filter)
+    show_summary(destination, sample_filter, started)
 
 
-def filter_images(source: str, destination: Path, sample_filter: SelfCenteredFilter, encoder: str) -> tuple[int, int]:
-    """Score the labels of images by the features of an encoder; returns how many images were refused, and all.
-
-    `source` is a folder label/name.jpg or a list, as for `learn`.
-    """
-    check_destination(destination, Path(source))
-    if source == "-":
-        raise UserError("filter --encoder needs a folder or a list; use `learn -` for a pipe.")
-    started, encoding = time.monotonic(), Encoding(open_encoder(encoder))
-    images = open_source(source, state=destination)
-    rows, labels, ids, n = list[Features](), list[str](), list[Hashable](), 0
-    with progress_bars() as bars:
-        show = timed_bar(bars, "encoding")
-        for chunk in images.chunks:
-            for start in range(0, len(chunk), PIECE):
-                some = chunk[start : start + PIECE]
-                for offer, own in zip(some, encoding.of_offers(some), strict=True):
-                    if isinstance(offer, Item) and isinstance(own, np.ndarray):
-                        rows.append(own)
-                        labels.append(offer.label)
-                        ids.append(offer.id)
-                    else:
-                        name = offer.id if isinstance(offer, Item) else offer.name
-                        sys.stderr.write(
-                            printable(Outcome(name, offer.line, new=False, error=str(own)).sentence) + "\n"
-                        )
-                n += len(some)
-                show("encoding", n, images.total)
-        if not rows:
-            raise UserError(f"{source} holds no images that can be encoded.")
-        given = np.empty(len(labels), dtype=object)
-        given[:] = labels
-        _score(bars, FeatureTable(np.stack(rows), given, ids), destination, sample_filter)
-    _summarise(destination, sample_filter, started)
-    return n - len(rows), n
-
-
-def _score(bars: Progress, table: FeatureTable, destination: Path, sample_filter: SelfCenteredFilter) -> None:
+def score_table(bars: Progress, table: FeatureTable, destination: Path, sample_filter: SelfCenteredFilter) -> None:
     """Score samples and write one row for each."""
     n, d = table.features.shape
     bars.print(f"{n:,} samples with {d:,} features each")
@@ -108,7 +64,7 @@ def _score(bars: Progress, table: FeatureTable, destination: Path, sample_filter
     write_scores(destination, columns)
 
 
-def _summarise(destination: Path, sample_filter: SelfCenteredFilter, started: float) -> None:
+def show_summary(destination: Path, sample_filter: SelfCenteredFilter, started: float) -> None:
     """Print a summary of the scores."""
     selected = sample_filter.select()
     shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

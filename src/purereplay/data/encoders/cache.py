@@ -40,9 +40,9 @@ class FeatureCache:
         """Return the kept features (dim,) by key."""
         found: dict[bytes, Features] = {}
         database = self._database
-        for key in keys if database is not None else ():
+        for key in () if database is None else keys:
+            assert database is not None
             with suppress(sqlite3.Error):  # such as text that is not UTF-8
-                assert database is not None
                 row = database.execute("SELECT value FROM features WHERE key = ?", [key]).fetchone()
                 if row is not None and (features := self._opened(key, row[0])) is not None:
                     found[key] = features

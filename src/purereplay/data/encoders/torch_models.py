@@ -130,8 +130,10 @@ def weights_digest(model: torch.nn.Module) -> str:
 def _installed(module: str, text: str) -> Any:
     try:
         return import_module(module)
-    except ImportError:
-        raise UserError(f"The encoder {text} needs {module}: install it with `pip install {module}`.") from None
+    except Exception as error:  # any: an installed library may not fit the installed PyTorch
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            raise UserError(f"The encoder {text} needs {module}: install it with `pip install {module}`.") from None
+        raise UserError(f"The encoder {text} cannot be loaded: {module} cannot be imported ({error}).") from None
 
 
 @contextmanager

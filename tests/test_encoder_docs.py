@@ -1,0 +1,76 @@
+"""The page about encoders: its numbers are those of the result files, and its code runs."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from purereplay.data.datasets import load
+from purereplay.data.encoders.options import KINDS, parse_name
+from purereplay.data.features import read_rows
+from small_onnx import write_onnx
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "encoders.md").read_text()
+RESULTS = ROOT / "results" / "encoders"
+
+
+def block(name: str) -> str:
+    return TEXT.split(f"<!-- {name} -->\n")[1].split("\n<!-- end -->")[0]
+
+
+def load_benchmark():
+    spec = importlib.util.spec_from_file_location("encoders_benchmark", ROOT / "benchmarks" / "encoders.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    return benchmark
+
+
+def test_the_features_of_a_dataset_are_those_that_a_run_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load_benchmark().write_features(tmp_path / "f.npz", "digits", f"onnx:{write_onnx(tmp_path / 'm.onnx')}")
+    images = load("digits").images
+    found = read_rows(tmp_path / "f.npz")
+    assert found.shape == (len(images), 3)
+    assert np.allclose(found[:, 0], images.mean((1, 2, 3)), rtol=1e-4)  # of 8 × 8 pixels, which stay as they are
+
+
+def test_the_table_of_cifar_is_that_of_the_result_files():
+    benchmark = load_benchmark()
+    assert block("cifar") == benchmark.table(RESULTS)
+    kept = [json.loads(path.read_text()) for path in RESULTS.glob("cifar10*-seed-*.json")]
+    assert len(kept) == 6
+    for own in kept:  # what was asked for
+        least = 0.96 if own["data"] == "cifar10" else 0.92
+        assert own["purereplay"]["auroc"] >= least
+        assert own["data"] == "cifar10n" or own["purereplay"]["accuracy"] >= 0.8
+    for data in ("cifar10", "cifar10n"):
+        rows = [np.mean([own[row]["auroc"] for own in kept if own["data"] == data]) for row in benchmark.ROWS]
+        assert rows[0] > rows[1]
+    spent = sorted(own["encoding_seconds"] for own in kept if own["data"] == "cifar10")
+    assert f"encoding 5,000 images took {spent[0]:.0f} to {spent[-1]:.0f} s" in TEXT.replace("\n", " ")
+
+
+def test_the_numbers_of_photos_are_those_of_the_result_file():
+    found = json.loads((RESULTS / "photos.json").read_text())
+    runs = [found[name] for name in ("first part", "all", "again, another state")]
+    numbers = [(n, run) for n, run in zip((found["part"], found["photos"], found["photos"]), runs, strict=True)]
+    rows = re.findall(r"\| [^|]+ \| (\d+) \| ([\d.]+) \| (\d+) \|", block("photos"))
+    assert rows == [(f"{r['seconds']:.0f}", f"{n / r['seconds']:.1f}", f"{r['memory_mib']:.0f}") for n, r in numbers]
+    assert runs[1]["memory_mib"] < 1.25 * runs[0]["memory_mib"]  # bounded: six times as many photos
+    assert runs[2]["seconds"] < runs[1]["seconds"] and any("left" in line for line in runs[1]["output"])
+    text = TEXT.replace("\n", " ")
+    assert f"{found['wrong']} of the labels were wrong; {found['rejected']} were rejected, all of them wrong" in text
+    assert found["wrong and rejected"] == found["rejected"]
+
+
+def test_the_function_runs_and_every_kind_is_listed():
+    own = next(code for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "def embed" in code)
+    names: dict = {}
+    exec(own, names)
+    assert names["embed"](np.zeros((4, 3, 64, 64), np.uint8)).shape == (4, 3) and names["embed"].size == 64
+    assert all(f"`{kind}:" in TEXT for kind in KINDS)
+    for text in re.findall(r"--encoder (\S+)", TEXT):
+        parse_name(text.rstrip("`"))
