@@ -3,8 +3,9 @@
 import sqlite3
 
 import numpy as np
+import pytest
 from review_page import Page, serving, wait_until
-from tiny_state import items, picture, tiny
+from tiny_state import items, picture, png, tiny
 
 from purereplay.live.decisions import DecisionLog, InEffect
 from purereplay.live.reviewed import absorbed, log_path
@@ -191,3 +192,27 @@ def test_statistics():
     entries += [entry(i, "keep", "a") for i in range(62, 112)]
     assert "0 were wrong" in statistics(entries, given, 1000, None)["hint"]
     assert statistics([], {}, 10, None)["wrong_share"] is None
+
+
+def test_wrong_labels_left_do_not_count_corrections_twice(tmp_path):
+    """`full-memory` estimates the noise of labels that nobody has decided; the page subtracts what was found."""
+    from purereplay.live.items import Item
+    from purereplay.live.verdicts import ALL, read_noise
+
+    state = tmp_path / "state"
+    made = [Item(f"s{i}", f"label {(i + (i % 5 == 0)) % 3}", png(picture(i, i % 3))) for i in range(150)]
+    with tiny(state, learner="full-memory") as session:
+        session.take(made)
+        session.work()
+    with serving(state=state) as client:
+        page = Page(client)
+        for number in range(0, 100, 5):
+            page.decide(number, "label", f"label {number % 3}")
+        wait_until(
+            lambda: (now := page.post("status").json())["absorbed"] == now["last"] and now["activity"] == "ready"
+        )
+        found = page.post("status").json()["statistics"]
+    with Store.reading(state) as store:
+        rest = read_noise(store)[ALL, ALL]
+    assert found["wrong"] == 20 and rest.n == 130
+    assert found["left"] == pytest.approx({name: getattr(rest, name) * 130 for name in ("rate", "low", "high")}, abs=1)

@@ -27,7 +27,7 @@ from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.reviewed import Reviewed, absorbed
 from purereplay.live.session import Session
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, read_noise
+from purereplay.live.verdicts import ALL, last_revision, read_noise
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
@@ -162,10 +162,9 @@ class Teacher(threading.Thread):
         )
 
     def _noise(self, store: Store, current: Current) -> NoiseRate:
-        """Return the estimated share of wrong labels among the scored samples."""
+        """Return the estimated share of wrong labels among the scored samples, as they were before reviewing."""
         if store.settings.learner == FULL_MEMORY:
-            found = read_noise(store).get((ALL, ALL))
-            return NoiseRate(math.nan, 0.0, 1.0, 0) if found is None else NoiseRate(*found[1:], found.n)
+            return _noise_of_memory(store)
         learner = load_learner(store, current, self.engine)
         table = self.scores.table
         n = len(table.number)
@@ -216,6 +215,19 @@ class Teacher(threading.Thread):
             chances, codes = opinion.classifier.probabilities(_images(store, part.tolist())).cpu().max(1)
             opinion.chance[part], opinion.suggested[part] = chances.numpy(), codes.numpy()
             time.sleep(0.002)  # the page goes first
+
+
+def _noise_of_memory(store: Store) -> NoiseRate:
+    """Return the estimate of `full-memory`, which leaves out corrected labels, together with those that were wrong."""
+    found, revision = read_noise(store).get((ALL, ALL)), last_revision(store)
+    if found is None or revision is None:
+        return NoiseRate(math.nan, 0.0, 1.0, 0)
+    sql = "SELECT c.position, c.label, s.label FROM corrections c JOIN samples s USING (position) ORDER BY c.number"
+    is_wrong = {position: label != given for position, label, given in store.query(sql)}
+    n_wrong = sum(list(is_wrong.values())[: revision.n_corrections])  # later ones are not part of the estimate
+    n, n_rest = revision.n_samples, revision.n_samples - revision.n_corrections
+    rate, low, high = ((share * n_rest + n_wrong) / n for share in found[1:])
+    return NoiseRate(rate, low, high, found.n)
 
 
 def _images(store: Store, positions: list[int]) -> Tensor:
