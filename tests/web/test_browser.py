@@ -212,3 +212,25 @@ def test_the_page_works_on_a_telephone(browser, served, state):
     tab.page.tap("#keep")
     tab.wait_saved(1)
     tab.close()
+
+
+def test_decisions_that_were_not_sent(browser, served, state):
+    """After a reload they are sent to the state that they belong to; a refused one does not stop the page."""
+    server = served(state=state)
+    tab = Tab(browser, server.address)
+    own = tab.page.evaluate("Object.keys(sessionStorage).find((name) => name.startsWith('outbox'))")
+
+    def reload_with(key: str, kind: str, action: str) -> None:
+        text = f'[{{"action": "{action}", "undo": false, "decisions": [{{"sample": 3, "kind": "{kind}"}}]}}]'
+        # the page writes its own outbox, so the stored one is put there when it begins
+        tab.page.add_init_script(f"sessionStorage.setItem({key!r}, {text!r})")
+        tab.page.reload()
+        tab.page.wait_for_selector("#image:not([hidden])")
+
+    reload_with("outbox-of-another-state", "drop", "a1")
+    assert tab.export() == {}
+    reload_with(own, "nonsense", "a2")
+    wait_until(lambda: "decision that is none of" in tab.text("problem"), 20)
+    reload_with(own, "keep", "a3")
+    assert len(tab.export()) == 1
+    tab.context.close()

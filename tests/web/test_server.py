@@ -216,3 +216,20 @@ def test_wrong_labels_left_do_not_count_corrections_twice(tmp_path):
         rest = read_noise(store)[ALL, ALL]
     assert found["wrong"] == 20 and rest.n == 130
     assert found["left"] == pytest.approx({name: getattr(rest, name) * 130 for name in ("rate", "low", "high")}, abs=1)
+
+
+def test_a_page_of_another_state_changes_nothing(page, state):
+    """A page stays open while its server ends and that of another state takes its port and its cookie."""
+    [one] = page.next(1)
+    own = page.client.get("/api/begin").json()["subject"]
+    decisions = [{"sample": one["sample"], "kind": "drop", "label": None}]
+    for path in ("decide", "undo", "next", "status", "release"):
+        answer = page.post(path, subject="another", decisions=decisions)
+        assert answer.status_code == 409 and "another state" in answer.json()["error"], path
+    assert in_effect(state) == {}
+    renamed = [decisions[0] | {"name": "another"}]  # a state or an audit that was made again
+    assert page.post("decide", subject=own, decisions=renamed).status_code == 400 and in_effect(state) == {}
+    decisions[0]["name"] = one["name"]
+    assert page.post("decide", subject=own, decisions=decisions).status_code == 200
+    with serving(state=state) as again:  # a new start of the same state is the same subject
+        assert Page(again).client.get("/api/begin").json()["subject"] == own

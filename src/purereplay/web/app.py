@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -57,6 +58,7 @@ class Server:
         self.start = secrets.token_hex(4)  # part of the images' addresses, which the browser keeps
         self.teacher: Teacher | None = None
         self.desk: Desk
+        self.name = ""  # of the subject, the same after every start
         self.first_accuracy: float | None = None
         self.n_opinions = 0  # counts the changes of what is suggested
         folder = files("purereplay.web") / "static"
@@ -76,6 +78,7 @@ class Server:
     async def _opened(self) -> AsyncIterator[None]:
         with ExitStack() as stack:
             samples = self._samples(stack)
+            self.name = hashlib.blake2b(str(samples.log.resolve()).encode(), digest_size=8).hexdigest()
             log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))
             if isinstance(samples, StateSamples):
                 check_log(log, absorbed(samples.store))
@@ -138,6 +141,7 @@ class Server:
                 "buffers": int(table.buffer.max()) + 1 if len(table.buffer) else 0,
                 "start": self.start,
                 "title": self._title(),
+                "subject": self.name,
                 **self._status(),
             }
         )
@@ -195,6 +199,8 @@ class Server:
                 raise Refused("names a sample that is not here")
             if kind not in _KINDS:
                 raise Refused(f"has a decision that is none of {', '.join(_KINDS)}")
+            if one.get("name") not in (None, *self.desk.samples.names([number])):
+                raise Refused("names a sample that is another one here")
             decisions.append((number, kind, label if kind == "label" else None))
         reviewer, page, action = (_name(values, key) for key in ("reviewer", "page", "action"))
         items = self.desk.decide(reviewer, page, action, decisions)
@@ -219,20 +225,24 @@ def make_app(subject: Subject, engine: Engine, *, token: str, host: str, port: i
         Route("/api/begin", server.begin),
         Route("/api/export.csv", server.export),
         Route("/image/{number:int}", server.image),
-        *(Route(f"/api/{post.__name__}", _posted(post), methods=["POST"]) for post in posts),
+        *(Route(f"/api/{post.__name__}", _posted(server, post), methods=["POST"]) for post in posts),
         Route("/{name}", server.file),
     ]
     guard = Middleware(Guard, token=token, host=host, port=port)
     return Starlette(routes=routes, middleware=[guard], lifespan=server.running)
 
 
-def _posted(use: Callable[[dict[str, Any]], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route that reads a JSON object; what cannot be done is one sentence with status 400 or 500."""
+def _posted(
+    server: Server, use: Callable[[dict[str, Any]], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that reads a JSON object; what cannot be done is one sentence with status 400, 409 or 500."""
 
     async def route(request: Request) -> Response:
         values = await json_body(request)
         if values is None:
             return JSONResponse({"error": "The request is not a JSON object."}, 400)
+        if values.get("subject") not in (None, server.name):  # its samples have other numbers
+            return JSONResponse({"error": "This page shows another state than the server has: reload it."}, 409)
         try:
             return await use(values)
         except Refused as reason:
