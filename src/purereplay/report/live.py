@@ -34,7 +34,7 @@ from purereplay.live.status import NoiseStatus, Status
 from purereplay.live.verdicts import Estimate
 from purereplay.nets.engine import TrainingProgress
 from purereplay.report.sinks import Sinks
-from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left
+from purereplay.report.terminal import duration, interruptible, out, percent, progress_bars, seconds_left, times
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
 _PAIRS = 10  # of labels, in `status`
@@ -356,7 +356,7 @@ def _told(noise: NoiseStatus) -> str:
 def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
     following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
-    table.add_row("judged", f"{status['scored']:,}; all together {status['revisions']:,} times{following}")
+    table.add_row("judged", f"{status['scored']:,}; all together {times(status['revisions'])}{following}")
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     table.add_row("waiting", f"{status['waiting']:,}")
     table.add_row("teaching the classifier", f"{status['purified']:,}")
