@@ -233,3 +233,18 @@ def test_a_page_of_another_state_changes_nothing(page, state):
     assert page.post("decide", subject=own, decisions=decisions).status_code == 200
     with serving(state=state) as again:  # a new start of the same state is the same subject
         assert Page(again).client.get("/api/begin").json()["subject"] == own
+
+
+def test_a_clock_that_was_set_back_does_not_stop_learning(monkeypatch):
+    from purereplay.live.decisions import Entry
+    from purereplay.web import teaching
+
+    made = [Entry(1, "s1", "keep", "a", None, "r", "a1", 5000.0)]
+    assert not teaching.is_due(made, now=5001.0) and teaching.is_due(made, now=5004.0)
+    assert teaching.is_due(made, now=1400.0)  # an hour earlier
+    assert teaching.is_due(made * 25, now=5000.1) and not teaching.is_due([], now=5000.1)
+
+
+@pytest.mark.parametrize("path", ["/image/" + "9" * 5000, "/image/0?size=" + "9" * 5000, "/image/-1", "/image/x"])
+def test_numbers_of_images_that_are_none(page, path):
+    assert page.client.get(path).status_code in (200, 404)

@@ -35,6 +35,7 @@ from purereplay.web.teaching import Teacher
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _KINDS = ("keep", "label", "unsure", "drop")
+_CHOICES = ("open", "decided", *_KINDS)  # of the filter by decision
 _MAX_NAME = 100  # characters of a name that the page chose: reviewer, page, action
 _THUMBNAIL = 512  # pixels
 
@@ -121,15 +122,17 @@ class Server:
         return Response(content, media_type=kind)
 
     async def image(self, request: Request) -> Response:
-        number, size = request.path_params["number"], request.query_params.get("size", "")
-        if not self.desk.has(number):
+        number, size = (
+            _short_number(text) for text in (request.path_params["number"], request.query_params.get("size"))
+        )
+        if number is None or not self.desk.has(number):
             return PlainTextResponse("There is no such image.", 404)
         try:
             pixels = self.desk.samples.pixels(number)
         except Refused as reason:
             return PlainTextResponse(f"The image {reason}.", 404)
         headers = {"Cache-Control": "private, max-age=600"}
-        return Response(_png(pixels, int(size) if size.isdecimal() else 1024), media_type="image/png", headers=headers)
+        return Response(_png(pixels, size or 1024), media_type="image/png", headers=headers)
 
     async def begin(self, request: Request) -> Response:
         self.desk.follow()
@@ -224,7 +227,7 @@ def make_app(subject: Subject, engine: Engine, *, token: str, host: str, port: i
         Route("/", server.page),
         Route("/api/begin", server.begin),
         Route("/api/export.csv", server.export),
-        Route("/image/{number:int}", server.image),
+        Route("/image/{number}", server.image),
         *(Route(f"/api/{post.__name__}", _posted(server, post), methods=["POST"]) for post in posts),
         Route("/{name}", server.file),
     ]
@@ -251,6 +254,11 @@ def _posted(
             return JSONResponse({"error": str(error)}, 500)
 
     return route
+
+
+def _short_number(text: str | None) -> int | None:
+    """Return the number of an address, or None if it is none; Python reads no numbers of thousands of digits."""
+    return int(text) if text and text.isdecimal() and len(text) < 20 else None
 
 
 def _name(values: dict[str, Any], key: str) -> str:
@@ -284,6 +292,8 @@ def _filter(values: Any) -> Filter:
     chosen = {name: value for name, value in values.items() if value is not None}
     if not all(type(value) is kinds[name] for name, value in chosen.items()):
         raise Refused("has a filter of the wrong type")
+    if chosen.get("decision", "open") not in _CHOICES:
+        raise Refused(f"has a filter by decision that is none of {', '.join(_CHOICES)}")
     return Filter(**chosen)
 
 

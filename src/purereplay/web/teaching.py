@@ -18,7 +18,7 @@ from torch import Tensor
 
 from purereplay.errors import BusyError, UserError
 from purereplay.live.buffers import load_learner
-from purereplay.live.decisions import DecisionLog
+from purereplay.live.decisions import DecisionLog, Entry
 from purereplay.live.folders import ImageFolder
 from purereplay.live.images import read_pixels
 from purereplay.live.items import Item, Refused
@@ -61,7 +61,10 @@ class Teacher(threading.Thread):
         self.activity = "starting"  # shown on the page
         self.n_absorbed = 0  # number of the last entry of the log that the state has absorbed
         self._ended = threading.Event()
-        self._judged, self._judging = 0.0, 0.0  # when all samples were judged again, and how long it took, in seconds
+        self._judged, self._judging = (
+            -math.inf,
+            0.0,
+        )  # when all samples were judged again, and how long it took, in seconds
         self._learner: str | None = None  # digest of the learner that the published opinion is of
         self._last = Opinion(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
@@ -92,18 +95,18 @@ class Teacher(threading.Thread):
             self.n_absorbed = absorbed(store).number
         with DecisionLog.reading(self.state / "decisions.sqlite") as log:
             new = [] if log is None else log.entries(self.n_absorbed)
-        if not new or not (at_once or len(new) >= _MANY or time.time() - new[-1].time >= _QUIET):
+        if not new or not (at_once or is_due(new, time.time())):
             return
-        if not at_once and time.time() - self._judged < _REST * self._judging:
+        if not at_once and time.monotonic() - self._judged < _REST * self._judging:
             return
         self.activity = "learning from decisions"
         try:
             with Session.open(self.state, None, self.engine) as session:
                 Reviewed(session).absorb()
                 self.n_absorbed = absorbed(session.store).number
-                began = time.time()
+                began = time.monotonic()
                 if session.settle() is not None:
-                    self._judged, self._judging = time.time(), time.time() - began
+                    self._judged, self._judging = time.monotonic(), time.monotonic() - began
         except BusyError:
             pass  # the process that holds the state absorbs them
 
@@ -215,6 +218,11 @@ class Teacher(threading.Thread):
             chances, codes = opinion.classifier.probabilities(_images(store, part.tolist())).cpu().max(1)
             opinion.chance[part], opinion.suggested[part] = chances.numpy(), codes.numpy()
             time.sleep(0.002)  # the page goes first
+
+
+def is_due(new: list[Entry], now: float) -> bool:
+    """Return whether decisions are learned now: many, or after a pause; a clock that was set back is a pause."""
+    return len(new) >= _MANY or (len(new) > 0 and not 0 <= now - new[-1].time < _QUIET)
 
 
 def _noise_of_memory(store: Store) -> NoiseRate:
