@@ -234,3 +234,29 @@ def test_decisions_that_were_not_sent(browser, served, state):
     reload_with(own, "keep", "a3")
     assert len(tab.export()) == 1
     tab.context.close()
+
+
+def test_long_labels_keep_their_keys_and_a_grid_without_pairs_says_so(browser, served, tmp_path):
+    state = tmp_path / "state"
+    with tiny(state) as session:
+        session.take([one._replace(label=one.label * 30) for one in items(0, 40)])
+        session.work()
+    tab = Tab(browser, served(state=state).address)
+    for button in tab.page.query_selector_all("#classes button"):
+        box, key = button.bounding_box(), button.query_selector("kbd").bounding_box()
+        assert key["x"] + key["width"] <= box["x"] + box["width"]
+    tab.page.route("**/api/pairs", lambda route: route.fulfill(json={"pairs": []}))
+    tab.press("g")
+    tab.page.wait_for_selector("#grid:not([hidden])")
+    chosen = "document.getElementById('pair').selectedOptions[0]?.textContent"
+    wait_until(lambda: tab.page.evaluate(chosen) == "no pairs: no suggestion differs from its label", 20)
+    tab.close()
+
+
+def test_an_image_that_cannot_be_read_is_reported(browser, served, cli_audit):
+    audit, images = cli_audit
+    for path in images.rglob("*.png"):
+        path.unlink()
+    tab = Tab(browser, served(audit=audit, images=images).address)
+    wait_until(lambda: "cannot be read" in tab.text("message"), 20)
+    tab.context.close()  # the browser reports the missing images as errors

@@ -165,6 +165,7 @@ document.getElementById("pair").addEventListener("change", (event) => {
   EFFECTS.rest();
 });
 document.getElementById("image").addEventListener("load", pixelated);
+document.getElementById("image").addEventListener("error", () => dispatch({ type: "unreadable" }));
 
 // another reviewer need not wait for the images of a page that is closed
 addEventListener("pagehide", () => {

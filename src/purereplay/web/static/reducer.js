@@ -57,7 +57,7 @@ const HANDLERS = {
     let next = { ...state, outbox, status: status ?? state.status, problem: "" };
     const effects = outbox.length ? [{ type: "send" }] : [];
     if (!items.length) return [{ ...next, message: "There is nothing to undo." }, effects];
-    next = { ...next, message: `Undone. ${items.length === 1 ? items[0].name : `${items.length} images`} is open again.` };
+    next = { ...next, message: `Undone. ${items.length === 1 ? `${items[0].name} is` : `${items.length} images are`} open again.` };
     const known = new Set(next.trail.map((one) => one.sample));
     const missing = items.filter((one) => !known.has(one.sample));
     next = merged({ ...next, trail: [...next.trail.slice(0, next.at), ...missing, ...next.trail.slice(next.at)] }, items);
@@ -84,6 +84,9 @@ const HANDLERS = {
     const found = new Map(items.map((one) => [one.sample, one]));
     const open = new Set(openAhead(state).map((one) => one.sample)); // decisions may have been made meanwhile
     return [{ ...state, trail: state.trail.map((one) => (open.has(one.sample) ? found.get(one.sample) ?? one : one)) }, []];
+  },
+  unreadable(state) {
+    return [{ ...state, message: `The image ${current(state)?.name} cannot be read: it was moved, deleted or damaged.` }, []];
   },
   pairs(state, { pairs }) {
     const grid = { ...state.grid, pairs };
