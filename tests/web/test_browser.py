@@ -249,7 +249,8 @@ def test_long_labels_keep_their_keys_and_a_grid_without_pairs_says_so(browser, s
     tab.press("g")
     tab.page.wait_for_selector("#grid:not([hidden])")
     chosen = "document.getElementById('pair').selectedOptions[0]?.textContent"
-    wait_until(lambda: tab.page.evaluate(chosen) == "no pairs: no suggestion differs from its label", 20)
+    wait_until(lambda: tab.page.evaluate(chosen) == "no pairs", 20)
+    assert tab.text("chosen") == "No suggestion differs from its label."
     tab.close()
 
 
@@ -260,3 +261,19 @@ def test_an_image_that_cannot_be_read_is_reported(browser, served, cli_audit):
     tab = Tab(browser, served(audit=audit, images=images).address)
     wait_until(lambda: "cannot be read" in tab.text("message"), 20)
     tab.context.close()  # the browser reports the missing images as errors
+
+
+def test_keys_decide_again_after_the_search_is_left(browser, served, state):
+    tab = Tab(browser, served(state=state).address)
+    tab.press("/", "l", "Tab")
+    assert not tab.page.is_visible("#matches")
+    tab.press("k")
+    tab.wait_saved(1)
+    tab.press("/", "l")
+    tab.page.click("#image")
+    tab.press("k")
+    tab.wait_saved(2)
+    tab.press("/", "l")
+    tab.page.click("#matches li >> nth=1")
+    tab.wait_saved(3)
+    tab.close()

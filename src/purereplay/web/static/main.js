@@ -116,10 +116,16 @@ function said(error) {
 
 // ---------------------------------------------------------------- events
 
+// otherwise the keys would belong to a search that has lost the focus
+function leaveSearch() {
+  if (state.picker) dispatch({ type: "typed", text: "" });
+}
+
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   const on = event.target.tagName;
   if (event.target.id === "search") {
+    if (event.key === "Tab") leaveSearch();
     if (["Enter", "Escape", "ArrowDown", "ArrowUp"].includes(event.key)) {
       event.preventDefault();
       if (state.picker) dispatch({ type: "key", key: event.key });
@@ -139,7 +145,10 @@ document.addEventListener("keydown", (event) => {
 
 document.addEventListener("click", (event) => {
   const target = event.target.closest("[data-do], [data-label], [data-cell]");
-  if (!target) return;
+  if (!target) {
+    if (!event.target.closest(".picker")) leaveSearch();
+    return;
+  }
   if (target.dataset.do) dispatch({ type: "do", what: target.dataset.do });
   else if (target.dataset.label !== undefined) dispatch({ type: "pick", label: target.dataset.label });
   else dispatch({ type: "toggle", sample: Number(target.dataset.sample), at: Number(target.dataset.cell) });

@@ -104,7 +104,7 @@ export function pixelated(event) {
 function grid(state) {
   part("pairs", [state.grid.pairs, state.grid.pair], () => {
     const options = state.grid.pairs.map((one, i) => element("option", { value: String(i), textContent: `${one.given} → ${one.suggested} (${one.n})` }));
-    $("pair").replaceChildren(...(options.length ? options : [element("option", { value: "", textContent: "no pairs: no suggestion differs from its label" })]));
+    $("pair").replaceChildren(...(options.length ? options : [element("option", { value: "", textContent: "no pairs" })]));
     if (options.length) $("pair").value = String(Math.max(0, state.grid.pairs.findIndex((p) => p.given === state.grid.pair?.given && p.suggested === state.grid.pair?.suggested)));
   });
   part("cells", state.grid.items.map((one) => one.sample), () => {
@@ -119,7 +119,8 @@ function grid(state) {
     cell.setAttribute("aria-pressed", String(state.grid.chosen.includes(Number(cell.dataset.sample))));
     cell.tabIndex = Number(cell.dataset.cell) === state.grid.at ? 0 : -1;
   }
-  set("chosen", `${state.grid.chosen.length} of ${state.grid.items.length} selected`);
+  const selected = `${state.grid.chosen.length} of ${state.grid.items.length} selected`;
+  set("chosen", state.grid.pairs.length ? selected : "No suggestion differs from its label.");
 }
 
 function actions(state) {
