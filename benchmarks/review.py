@@ -1,6 +1,7 @@
 """The review page, measured in a headless Chromium: what 100 decisions buy, and a state of 100,000 samples.
 
     python benchmarks/review.py digits --out results/review     # docs/live.md's digits, reviewed with keys alone
+    python benchmarks/review.py first --out results/review      # time from `learn` to the first corrected label
     python benchmarks/review.py large --out results/review      # first page, next image and memory of the server
     python benchmarks/review.py report --folder FOLDER --out results/review     # of the state that `large` left there
     python benchmarks/review.py looks --state STATE --axe axe.min.js --out results/review   # pictures in docs/review
@@ -185,6 +186,38 @@ def digits(folder: Path, seed: int, *options: str) -> dict[str, Any]:
         "shown_on_the_page": " ".join(shown.split()),
         "numbers_on_the_page": numbers.split("\n"),
         "seconds_with_the_page": round(seconds, 1),
+        "console_errors_and_other_hosts": problems,
+    }
+
+
+def first(folder: Path) -> dict[str, Any]:
+    """Measure the seconds from the start of `learn` until the first corrected label is saved; default learner."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from live import make_digits
+
+    truth = make_digits(folder)
+    began = time.perf_counter()
+    call = [sys.executable, "-m", "purereplay.cli", "learn", "digits", "--state", "state", "--device", "cpu"]
+    subprocess.run(call, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    learned = time.perf_counter() - began
+    server = Server("--state", folder / "state", "--port", free_port())
+    with browsing() as page:
+        page.goto(server.address)
+        page.wait_for_function("() => document.getElementById('suggested-note').textContent.includes('probability')")
+        shown = time.perf_counter() - began
+        name, given = text(page, "name"), text(page, "given")
+        review_with_keys(page, truth, 1)
+        saved = time.perf_counter() - began
+        problems = page.problems
+    server.end()
+    return {
+        "samples": len(list((folder / "digits").rglob("*.png"))),
+        "seconds_to_learn": round(learned, 1),
+        "seconds_to_the_first_suggestion": round(shown, 1),
+        "seconds_to_the_first_corrected_label": round(saved, 1),
+        "was_wrong": truth[Path(name).name] != given,
+        "corrected_to_the_true_label": _corrections(folder / "state") == {name: truth[Path(name).name]},
+        "load_of_the_machine": round(os.getloadavg()[0], 1),
         "console_errors_and_other_hosts": problems,
     }
 
@@ -406,7 +439,7 @@ def _violations(page: Any, axe: Path | None) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("digits", "large", "report", "looks"))
+    parser.add_argument("part", choices=("digits", "first", "large", "report", "looks"))
     parser.add_argument("--state", type=Path, help="state of digits, for the pictures")
     parser.add_argument("--axe", type=Path, help="file axe.min.js of the npm package axe-core")
     parser.add_argument("--out", type=Path, help="folder for one JSON file per part")
@@ -421,6 +454,8 @@ def main() -> None:
         found: Any
         if arguments.part == "large":
             found = large(folder, arguments.samples, arguments.decisions)
+        elif arguments.part == "first":
+            found = first(folder)
         elif arguments.part == "report":
             found = report(folder)
         elif arguments.part == "looks":

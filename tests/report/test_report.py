@@ -137,3 +137,25 @@ def test_the_papers_accuracy():
     assert paper_accuracy(run | usual) == 86.7
     assert paper_accuracy(run | usual | {"preset": "demo"}) is None
     assert paper_accuracy(run | usual | {"dataset": "digits"}) is None
+
+
+def test_durations_carry():
+    from purereplay.report.terminal import duration
+
+    assert [duration(s) for s in (9.96, 59.6, 119.7, 3599.9)] == ["10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min"]
+    assert [duration(s) for s in (3.25, 12.3, 61, 3600, 7260)] == [
+        "3.2 s",
+        "12 s",
+        "1 min 1 s",
+        "1 h 0 min",
+        "2 h 1 min",
+    ]
+
+
+def test_unknown_noise_is_said_to_be_unknown():
+    from purereplay.purify.noise_rate import NoiseRate
+    from purereplay.report.state_report import _noise_section
+
+    unknown = NoiseRate(float("nan"), 0.0, 1.0, 0)
+    text = _noise_section(["a", "b"], unknown, [unknown, unknown])
+    assert "nan" not in text and "unknown" in text and "<svg" not in text

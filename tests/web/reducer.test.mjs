@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { commandOf, current, initial, labelOfDigit, matches, reduce } from "../../src/purereplay/web/static/reducer.js";
+import { exact } from "../../src/purereplay/web/static/view.js";
 
 const STATUS = { statistics: {}, opinion: 0 };
 const item = (sample, more = {}) => ({
@@ -179,4 +180,14 @@ test("arrows and the space bar select in the grid", () => {
   const [state] = run(started(), key("g"), { type: "pairs", pairs: [pair] }, { type: "cells", items: cells, pair });
   const [moved] = run({ ...state, columns: 3 }, key("ArrowDown"), key("ArrowRight"), key(" "));
   assert.deepEqual([moved.grid.at, moved.grid.chosen], [4, [24]]);
+});
+
+test("several images are open again", () => {
+  const [undone] = run(started(), key("z"));
+  const all = [item(0), item(1)];
+  assert.equal(run(undone, { type: "undone", action: undone.outbox[0].action, items: all, status: STATUS })[0].message, "Undone. 2 images are open again.");
+});
+
+test("an accuracy has a decimal", () => {
+  assert.equal(exact(0.9815), "98.2 %");
 });

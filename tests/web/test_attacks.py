@@ -199,7 +199,9 @@ def test_what_is_no_decision_is_refused(page, untouched, number):
     assert answer.status_code == 400 and answer.json()["error"].endswith(".")
 
 
-@pytest.mark.parametrize("wanted", [{"label": 5}, {"buffer": "0"}, {"buffer": True}, {"other": 1}, [1], "x"])
+@pytest.mark.parametrize(
+    "wanted", [{"label": 5}, {"buffer": "0"}, {"buffer": True}, {"other": 1}, {"decision": "x"}, [1], "x"]
+)
 def test_what_is_no_filter_is_refused(page, wanted):
     assert page.post("next", n=1, held=[], filter=wanted).status_code == 400
 

@@ -212,3 +212,68 @@ def test_the_page_works_on_a_telephone(browser, served, state):
     tab.page.tap("#keep")
     tab.wait_saved(1)
     tab.close()
+
+
+def test_decisions_that_were_not_sent(browser, served, state):
+    """After a reload they are sent to the state that they belong to; a refused one does not stop the page."""
+    server = served(state=state)
+    tab = Tab(browser, server.address)
+    own = tab.page.evaluate("Object.keys(sessionStorage).find((name) => name.startsWith('outbox'))")
+
+    def reload_with(key: str, kind: str, action: str) -> None:
+        text = f'[{{"action": "{action}", "undo": false, "decisions": [{{"sample": 3, "kind": "{kind}"}}]}}]'
+        # the page writes its own outbox, so the stored one is put there when it begins
+        tab.page.add_init_script(f"sessionStorage.setItem({key!r}, {text!r})")
+        tab.page.reload()
+        tab.page.wait_for_selector("#image:not([hidden])")
+
+    reload_with("outbox-of-another-state", "drop", "a1")
+    assert tab.export() == {}
+    reload_with(own, "nonsense", "a2")
+    wait_until(lambda: "decision that is none of" in tab.text("problem"), 20)
+    reload_with(own, "keep", "a3")
+    assert len(tab.export()) == 1
+    tab.context.close()
+
+
+def test_long_labels_keep_their_keys_and_a_grid_without_pairs_says_so(browser, served, tmp_path):
+    state = tmp_path / "state"
+    with tiny(state) as session:
+        session.take([one._replace(label=one.label * 30) for one in items(0, 40)])
+        session.work()
+    tab = Tab(browser, served(state=state).address)
+    for button in tab.page.query_selector_all("#classes button"):
+        box, key = button.bounding_box(), button.query_selector("kbd").bounding_box()
+        assert key["x"] + key["width"] <= box["x"] + box["width"]
+    tab.page.route("**/api/pairs", lambda route: route.fulfill(json={"pairs": []}))
+    tab.press("g")
+    tab.page.wait_for_selector("#grid:not([hidden])")
+    chosen = "document.getElementById('pair').selectedOptions[0]?.textContent"
+    wait_until(lambda: tab.page.evaluate(chosen) == "no pairs", 20)
+    assert tab.text("chosen") == "No suggestion differs from its label."
+    tab.close()
+
+
+def test_an_image_that_cannot_be_read_is_reported(browser, served, cli_audit):
+    audit, images = cli_audit
+    for path in images.rglob("*.png"):
+        path.unlink()
+    tab = Tab(browser, served(audit=audit, images=images).address)
+    wait_until(lambda: "cannot be read" in tab.text("message"), 20)
+    tab.context.close()  # the browser reports the missing images as errors
+
+
+def test_keys_decide_again_after_the_search_is_left(browser, served, state):
+    tab = Tab(browser, served(state=state).address)
+    tab.press("/", "l", "Tab")
+    assert not tab.page.is_visible("#matches")
+    tab.press("k")
+    tab.wait_saved(1)
+    tab.press("/", "l")
+    tab.page.click("#image")
+    tab.press("k")
+    tab.wait_saved(2)
+    tab.press("/", "l")
+    tab.page.click("#matches li >> nth=1")
+    tab.wait_saved(3)
+    tab.close()

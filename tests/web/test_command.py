@@ -108,3 +108,8 @@ def test_learn_waits_for_a_page_that_absorbs_decisions(state, monkeypatch, capsy
     code, shown, err = call(monkeypatch, capsys, *learn)
     thread.join()
     assert code == 0 and "samples added: 1" in shown, err
+
+
+def test_the_help_names_the_extra(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "review", "--help")
+    assert code == 0 and "Needs the extra web." in " ".join(out.replace("`", "").split())

@@ -30,6 +30,16 @@ def test_reviewing_digits():
     assert f"| wrong labels among the 100 | {np.mean([run['were_wrong'] for run in runs]):.0f} |" in TEXT
 
 
+def test_the_first_corrected_label():
+    found = read("first")
+    assert found["was_wrong"] and found["corrected_to_the_true_label"] and not found["console_errors_and_other_hosts"]
+    assert f"{found['samples']:,} digits" in TEXT
+    assert f"| `learn` has ended | {found['seconds_to_learn']:.0f} s |" in TEXT
+    shown, saved = found["seconds_to_the_first_suggestion"], found["seconds_to_the_first_corrected_label"]
+    assert f"| the first image is shown with its suggestion | {shown:.0f} s |" in TEXT
+    assert f"| the first corrected label is saved | {saved / 60:.1f} minutes |" in TEXT
+
+
 def test_a_large_state():
     found = read("large")
     assert found["samples"] == 100_000 and found["console_errors_and_other_hosts"] == []

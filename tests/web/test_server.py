@@ -3,8 +3,9 @@
 import sqlite3
 
 import numpy as np
+import pytest
 from review_page import Page, serving, wait_until
-from tiny_state import items, picture, tiny
+from tiny_state import items, picture, png, tiny
 
 from purereplay.live.decisions import DecisionLog, InEffect
 from purereplay.live.reviewed import absorbed, log_path
@@ -191,3 +192,59 @@ def test_statistics():
     entries += [entry(i, "keep", "a") for i in range(62, 112)]
     assert "0 were wrong" in statistics(entries, given, 1000, None)["hint"]
     assert statistics([], {}, 10, None)["wrong_share"] is None
+
+
+def test_wrong_labels_left_do_not_count_corrections_twice(tmp_path):
+    """`full-memory` estimates the noise of labels that nobody has decided; the page subtracts what was found."""
+    from purereplay.live.items import Item
+    from purereplay.live.verdicts import ALL, read_noise
+
+    state = tmp_path / "state"
+    made = [Item(f"s{i}", f"label {(i + (i % 5 == 0)) % 3}", png(picture(i, i % 3))) for i in range(150)]
+    with tiny(state, learner="full-memory") as session:
+        session.take(made)
+        session.work()
+    with serving(state=state) as client:
+        page = Page(client)
+        for number in range(0, 100, 5):
+            page.decide(number, "label", f"label {number % 3}")
+        wait_until(
+            lambda: (now := page.post("status").json())["absorbed"] == now["last"] and now["activity"] == "ready"
+        )
+        found = page.post("status").json()["statistics"]
+    with Store.reading(state) as store:
+        rest = read_noise(store)[ALL, ALL]
+    assert found["wrong"] == 20 and rest.n == 130
+    assert found["left"] == pytest.approx({name: getattr(rest, name) * 130 for name in ("rate", "low", "high")}, abs=1)
+
+
+def test_a_page_of_another_state_changes_nothing(page, state):
+    """A page stays open while its server ends and that of another state takes its port and its cookie."""
+    [one] = page.next(1)
+    own = page.client.get("/api/begin").json()["subject"]
+    decisions = [{"sample": one["sample"], "kind": "drop", "label": None}]
+    for path in ("decide", "undo", "next", "status", "release"):
+        answer = page.post(path, subject="another", decisions=decisions)
+        assert answer.status_code == 409 and "another state" in answer.json()["error"], path
+    assert in_effect(state) == {}
+    renamed = [decisions[0] | {"name": "another"}]  # a state or an audit that was made again
+    assert page.post("decide", subject=own, decisions=renamed).status_code == 400 and in_effect(state) == {}
+    decisions[0]["name"] = one["name"]
+    assert page.post("decide", subject=own, decisions=decisions).status_code == 200
+    with serving(state=state) as again:  # a new start of the same state is the same subject
+        assert Page(again).client.get("/api/begin").json()["subject"] == own
+
+
+def test_a_clock_that_was_set_back_does_not_stop_learning(monkeypatch):
+    from purereplay.live.decisions import Entry
+    from purereplay.web import teaching
+
+    made = [Entry(1, "s1", "keep", "a", None, "r", "a1", 5000.0)]
+    assert not teaching.is_due(made, now=5001.0) and teaching.is_due(made, now=5004.0)
+    assert teaching.is_due(made, now=1400.0)  # an hour earlier
+    assert teaching.is_due(made * 25, now=5000.1) and not teaching.is_due([], now=5000.1)
+
+
+@pytest.mark.parametrize("path", ["/image/" + "9" * 5000, "/image/0?size=" + "9" * 5000, "/image/-1", "/image/x"])
+def test_numbers_of_images_that_are_none(page, path):
+    assert page.client.get(path).status_code in (200, 404)

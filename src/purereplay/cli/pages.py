@@ -33,7 +33,7 @@ def review(
 
     Every decision is on the disk before the page says so, and can be undone. The state learns from the decisions while
     you review; if `learn` runs on it, that process does. Several people may review one state. Needs the extra
-    purereplay[web].
+    `web`.
 
     Examples:
 

@@ -35,7 +35,16 @@ from purereplay.live.status import NoiseStatus, Status
 from purereplay.live.verdicts import Estimate
 from purereplay.nets.engine import TrainingProgress
 from purereplay.report.sinks import Sinks
-from purereplay.report.terminal import PlainLines, duration, interruptible, out, percent, progress_bars, seconds_left
+from purereplay.report.terminal import (
+    PlainLines,
+    duration,
+    interruptible,
+    out,
+    percent,
+    progress_bars,
+    seconds_left,
+    times,
+)
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
 _PAIRS = 10  # of labels, in `status`
@@ -404,17 +413,13 @@ def _told(noise: NoiseStatus) -> str:
 def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
     following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
-    table.add_row("judged", f"{status['scored']:,}; all together {_times(status['revisions'])}{following}")
+    table.add_row("judged", f"{status['scored']:,}; all together {times(status['revisions'])}{following}")
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     table.add_row("waiting", f"{status['waiting']:,}")
     table.add_row("teaching the classifier", f"{status['purified']:,}")
     table.add_row("corrected", f"{status['corrected']:,}")
     overall = [row for row in status["noise"] if row["given"] is None]
     table.add_row("wrong labels, estimated", _told(overall[0]) if overall else "unknown")
-
-
-def _times(n: int) -> str:
-    return "once" if n == 1 else f"{n:,} times" if n else "not yet"
 
 
 def _summary(status: Status) -> Table:

@@ -30,7 +30,7 @@ from purereplay.purify.self_centered import score_samples
 from purereplay.report import page, pictures
 from purereplay.report.histograms import Scored, histogram_data
 from purereplay.report.page import Tile
-from purereplay.report.terminal import percent
+from purereplay.report.terminal import percent, times
 
 _NOISE_SAMPLE = 2000  # scored samples for the noise estimate
 _SCORED = (
@@ -95,7 +95,7 @@ def _parts(
 
 def _headline(facts: Status, noise: NoiseRate | None) -> str:
     full = facts["purified_size"] is None
-    how = f"{facts['revisions']:,} times together" if full else f"in {facts['buffers']:,} buffers"
+    how = f"{times(facts['revisions'])} together" if full else f"in {facts['buffers']:,} buffers"
     size = "all that are accepted or corrected" if full else f"of {facts['purified_size']:,}"
     place = "teaching the classifier" if full else "in the purified buffer"
     numbers = [
@@ -129,6 +129,9 @@ def _rate(found: Estimate | None) -> NoiseRate:
 
 
 def _noise_section(names: list[str], overall: NoiseRate, by_label: list[NoiseRate]) -> str:
+    if not overall.n:
+        text = "The share of wrong labels is unknown: no label has enough samples to compare them with each other."
+        return page.section("Noise by label", page.paragraph(text))
     figure = pictures.rates_figure(names, [(r.rate, r.low, r.high) for r in by_label], "wrong labels, %")
     rows = [
         (n, f"{r.n:,}", *(map(percent, r[:3]) if r.n else ("–",) * 3)) for n, r in zip(names, by_label, strict=True)

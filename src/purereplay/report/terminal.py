@@ -99,11 +99,19 @@ def percent(share: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds as text with a suitable unit."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)  # before it is divided, so that 119.7 s are not 1 min 60 s
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def times(n: int) -> str:
+    """Return how often something was done, as text."""
+    return "once" if n == 1 else f"{n:,} times"
 
 
 def seconds_left(total: dict[str, int], accounts: list[Account], now: TrainingProgress | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +35,7 @@ from purereplay.web.teaching import Teacher
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _KINDS = ("keep", "label", "unsure", "drop")
+_CHOICES = ("open", "decided", *_KINDS)  # of the filter by decision
 _MAX_NAME = 100  # characters of a name that the page chose: reviewer, page, action
 _THUMBNAIL = 512  # pixels
 
@@ -58,6 +60,7 @@ class Server:
         self.start = secrets.token_hex(4)  # part of the images' addresses, which the browser keeps
         self.teacher: Teacher | None = None
         self.desk: Desk
+        self.name = ""  # of the subject, the same after every start
         self.first_accuracy: float | None = None
         self.n_opinions = 0  # counts the changes of what is suggested
         folder = files("purereplay.web") / "static"
@@ -78,6 +81,7 @@ class Server:
         """Open samples and log, and follow the state."""
         with ExitStack() as stack:
             samples = self._samples(stack)
+            self.name = hashlib.blake2b(str(samples.log.resolve()).encode(), digest_size=8).hexdigest()
             log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))
             if isinstance(samples, StateSamples):
                 check_log(log, absorbed(samples.store))
@@ -120,15 +124,17 @@ class Server:
         return Response(content, media_type=kind)
 
     async def image(self, request: Request) -> Response:
-        number, size = request.path_params["number"], request.query_params.get("size", "")
-        if not self.desk.has(number):
+        number, size = (
+            _short_number(text) for text in (request.path_params["number"], request.query_params.get("size"))
+        )
+        if number is None or not self.desk.has(number):
             return PlainTextResponse("There is no such image.", 404)
         try:
             pixels = self.desk.samples.pixels(number)
         except Refused as reason:
             return PlainTextResponse(f"The image {reason}.", 404)
         headers = {"Cache-Control": "private, max-age=600"}
-        return Response(_png(pixels, int(size) if size.isdecimal() else 1024), media_type="image/png", headers=headers)
+        return Response(_png(pixels, size or 1024), media_type="image/png", headers=headers)
 
     async def begin(self, request: Request) -> Response:
         self.desk.follow()
@@ -140,6 +146,7 @@ class Server:
                 "buffers": int(table.buffer.max()) + 1 if len(table.buffer) else 0,
                 "start": self.start,
                 "title": self._title(),
+                "subject": self.name,
                 **self._status(),
             }
         )
@@ -197,6 +204,8 @@ class Server:
                 raise Refused("names a sample that is not here")
             if kind not in _KINDS:
                 raise Refused(f"has a decision that is none of {', '.join(_KINDS)}")
+            if one.get("name") not in (None, *self.desk.samples.names([number])):
+                raise Refused("names a sample that is another one here")
             decisions.append((number, kind, label if kind == "label" else None))
         reviewer, page, action = (_name(values, key) for key in ("reviewer", "page", "action"))
         items = self.desk.decide(reviewer, page, action, decisions)
@@ -226,19 +235,23 @@ def routes_of(server: Server) -> list[Route]:
         Route("/", server.page),
         Route("/api/begin", server.begin),
         Route("/api/export.csv", server.export),
-        Route("/image/{number:int}", server.image),
-        *(Route(f"/api/{post.__name__}", _posted(post), methods=["POST"]) for post in posts),
+        Route("/image/{number}", server.image),
+        *(Route(f"/api/{post.__name__}", _posted(server, post), methods=["POST"]) for post in posts),
         Route("/{name}", server.file),
     ]
 
 
-def _posted(use: Callable[[dict[str, Any]], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route that reads a JSON object; what cannot be done is one sentence with status 400 or 500."""
+def _posted(
+    server: Server, use: Callable[[dict[str, Any]], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that reads a JSON object; what cannot be done is one sentence with status 400, 409 or 500."""
 
     async def route(request: Request) -> Response:
         values = await json_body(request)
         if values is None:
             return JSONResponse({"error": "The request is not a JSON object."}, 400)
+        if values.get("subject") not in (None, server.name):  # its samples have other numbers
+            return JSONResponse({"error": "This page shows another state than the server has: reload it."}, 409)
         try:
             return await use(values)
         except Refused as reason:
@@ -247,6 +260,11 @@ def _posted(use: Callable[[dict[str, Any]], Awaitable[Response]]) -> Callable[[R
             return JSONResponse({"error": str(error)}, 500)
 
     return route
+
+
+def _short_number(text: str | None) -> int | None:
+    """Return the number of an address, or None if it is none; Python reads no numbers of thousands of digits."""
+    return int(text) if text and text.isdecimal() and len(text) < 20 else None
 
 
 def _name(values: dict[str, Any], key: str) -> str:
@@ -280,6 +298,8 @@ def _filter(values: Any) -> Filter:
     chosen = {name: value for name, value in values.items() if value is not None}
     if not all(type(value) is kinds[name] for name, value in chosen.items()):
         raise Refused("has a filter of the wrong type")
+    if chosen.get("decision", "open") not in _CHOICES:
+        raise Refused(f"has a filter by decision that is none of {', '.join(_CHOICES)}")
     return Filter(**chosen)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from purereplay.errors import BusyError, UserError
 from purereplay.live.buffers import load_learner
-from purereplay.live.decisions import DecisionLog
+from purereplay.live.decisions import DecisionLog, Entry
 from purereplay.live.encoding import inputs
 from purereplay.live.folders import ImageFolder
 from purereplay.live.items import Item
@@ -27,7 +27,7 @@ from purereplay.live.predict import ImageReader, ImageSource, Predictor, current
 from purereplay.live.reviewed import Reviewed, absorbed
 from purereplay.live.session import Session
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, read_noise
+from purereplay.live.verdicts import ALL, last_revision, read_noise
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
@@ -68,7 +68,10 @@ class Teacher(threading.Thread):
         self.activity = "starting"  # shown on the page
         self.n_absorbed = 0  # number of the last entry of the log that the state has absorbed
         self._ended = threading.Event()
-        self._judged, self._judging = 0.0, 0.0  # when all samples were judged again, and how long it took, in seconds
+        self._judged, self._judging = (
+            -math.inf,
+            0.0,
+        )  # when all samples were judged again, and how long it took, in seconds
         self._learner: str | None = None  # digest of the learner that the published opinion is of
         self._last = Opinion(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
@@ -99,18 +102,18 @@ class Teacher(threading.Thread):
             self.n_absorbed = absorbed(store).number
         with DecisionLog.reading(self.state / "decisions.sqlite") as log:
             new = [] if log is None else log.entries(self.n_absorbed)
-        if not self.absorbs or not new or not (at_once or len(new) >= _MANY or time.time() - new[-1].time >= _QUIET):
+        if not self.absorbs or not new or not (at_once or is_due(new, time.time())):
             return
-        if not at_once and time.time() - self._judged < _REST * self._judging:
+        if not at_once and time.monotonic() - self._judged < _REST * self._judging:
             return
         self.activity = "learning from decisions"
         try:
             with Session.open(self.state, None, self.engine) as session:
                 Reviewed(session).absorb()
                 self.n_absorbed = absorbed(session.store).number
-                began = time.time()
+                began = time.monotonic()
                 if session.settle() is not None:
-                    self._judged, self._judging = time.time(), time.time() - began
+                    self._judged, self._judging = time.monotonic(), time.monotonic() - began
         except BusyError:
             pass  # the process that holds the state absorbs them
 
@@ -169,10 +172,9 @@ class Teacher(threading.Thread):
         )
 
     def _noise(self, store: Store, current: Current) -> NoiseRate:
-        """Return the estimated share of wrong labels among the scored samples."""
+        """Return the estimated share of wrong labels among the scored samples, as they were before reviewing."""
         if store.settings.learner == FULL_MEMORY:
-            found = read_noise(store).get((ALL, ALL))
-            return NoiseRate(math.nan, 0.0, 1.0, 0) if found is None else NoiseRate(*found[1:], found.n)
+            return _noise_of_memory(store)
         learner = load_learner(store, current, self.engine)
         table = self.scores.table
         n = len(table.number)
@@ -220,6 +222,24 @@ class Teacher(threading.Thread):
             chances, codes = opinion.classifier.probabilities(_images(store, part.tolist())).cpu().max(1)
             opinion.chance[part], opinion.suggested[part] = chances.numpy(), codes.numpy()
             time.sleep(0.002)  # the page goes first
+
+
+def is_due(new: list[Entry], now: float) -> bool:
+    """Return whether decisions are learned now: many, or after a pause; a clock that was set back is a pause."""
+    return len(new) >= _MANY or (len(new) > 0 and not 0 <= now - new[-1].time < _QUIET)
+
+
+def _noise_of_memory(store: Store) -> NoiseRate:
+    """Return the estimate of `full-memory`, which leaves out corrected labels, together with those that were wrong."""
+    found, revision = read_noise(store).get((ALL, ALL)), last_revision(store)
+    if found is None or revision is None:
+        return NoiseRate(math.nan, 0.0, 1.0, 0)
+    sql = "SELECT c.position, c.label, s.label FROM corrections c JOIN samples s USING (position) ORDER BY c.number"
+    is_wrong = {position: label != given for position, label, given in store.query(sql)}
+    n_wrong = sum(list(is_wrong.values())[: revision.n_corrections])  # later ones are not part of the estimate
+    n, n_rest = revision.n_samples, revision.n_samples - revision.n_corrections
+    rate, low, high = ((share * n_rest + n_wrong) / n for share in found[1:])
+    return NoiseRate(rate, low, high, found.n)
 
 
 def _images(store: Store, positions: list[int]) -> Tensor:

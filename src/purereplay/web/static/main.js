@@ -22,14 +22,18 @@ function dispatch(event) {
   const [next, effects] = reduce(state, event);
   state = next;
   render(state);
-  sessionStorage.setItem("outbox", JSON.stringify(state.outbox));
+  if (state.ready) keep(state.subject, state.outbox);
   for (const effect of effects) EFFECTS[effect.type](effect);
 }
+
+// what is not sent belongs to one state: another one may be served at the same address
+const keep = (subject, outbox) => sessionStorage.setItem(`outbox-${subject}`, JSON.stringify(outbox));
+const isRefused = (error) => error.status === 400 || error.status === 413; // and would be every time
 
 async function post(path, values) {
   const answer = await fetch(`api/${path}`, {
     method: "POST", headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ reviewer: state.reviewer, page: state.page, ...values }),
+    body: JSON.stringify({ reviewer: state.reviewer, page: state.page, subject: state.subject, ...values }),
   });
   const type = answer.headers.get("content-type") ?? "";
   const data = type.startsWith("application/json") ? await answer.json() : { error: await answer.text() };
@@ -50,7 +54,7 @@ const EFFECTS = {
         dispatch({ type: "saved", action: first.action, items: data.items, status: data });
       }
     } catch (error) {
-      const lost = error.status === 400 || error.status === 413;
+      const lost = isRefused(error);
       dispatch({ type: "failed", text: said(error), lost });
       if (!lost) setTimeout(() => EFFECTS.send(), RETRY);
     }
@@ -112,10 +116,16 @@ function said(error) {
 
 // ---------------------------------------------------------------- events
 
+// otherwise the keys would belong to a search that has lost the focus
+function leaveSearch() {
+  if (state.picker) dispatch({ type: "typed", text: "" });
+}
+
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   const on = event.target.tagName;
   if (event.target.id === "search") {
+    if (event.key === "Tab") leaveSearch();
     if (["Enter", "Escape", "ArrowDown", "ArrowUp"].includes(event.key)) {
       event.preventDefault();
       if (state.picker) dispatch({ type: "key", key: event.key });
@@ -135,7 +145,10 @@ document.addEventListener("keydown", (event) => {
 
 document.addEventListener("click", (event) => {
   const target = event.target.closest("[data-do], [data-label], [data-cell]");
-  if (!target) return;
+  if (!target) {
+    if (!event.target.closest(".picker")) leaveSearch();
+    return;
+  }
   if (target.dataset.do) dispatch({ type: "do", what: target.dataset.do });
   else if (target.dataset.label !== undefined) dispatch({ type: "pick", label: target.dataset.label });
   else dispatch({ type: "toggle", sample: Number(target.dataset.sample), at: Number(target.dataset.cell) });
@@ -161,6 +174,7 @@ document.getElementById("pair").addEventListener("change", (event) => {
   EFFECTS.rest();
 });
 document.getElementById("image").addEventListener("load", pixelated);
+document.getElementById("image").addEventListener("error", () => dispatch({ type: "unreadable" }));
 
 // another reviewer need not wait for the images of a page that is closed
 addEventListener("pagehide", () => {
@@ -179,16 +193,37 @@ setInterval(async () => {
 
 document.getElementById("filter-box").open = matchMedia("(min-width: 761px)").matches;
 
-async function begin() {
-  const unsent = JSON.parse(sessionStorage.getItem("outbox") ?? "[]"); // a page that was reloaded while the server was away
-  try {
-    for (const one of unsent) {
-      await post(one.undo ? "undo" : "decide", { action: one.action, decisions: one.decisions });
+async function begun() {
+  const answer = await fetch("api/begin");
+  if (!answer.ok) throw Object.assign(new Error(await answer.text()), { status: answer.status });
+  return answer.json();
+}
+
+// send what a page had not sent when it was reloaded; returns why the last one was refused, if any was
+async function sendKept(subject) {
+  let refused = "";
+  const unsent = JSON.parse(sessionStorage.getItem(`outbox-${subject}`) ?? "[]");
+  while (unsent.length) {
+    const [{ undo, action, decisions }] = unsent;
+    try {
+      await post(undo ? "undo" : "decide", { action, decisions, subject });
+    } catch (error) {
+      if (!isRefused(error)) throw error;
+      refused = said(error);
     }
-    const answer = await fetch("api/begin");
-    if (!answer.ok) throw Object.assign(new Error(await answer.text()), { status: answer.status });
-    dispatch({ type: "begun", data: await answer.json() });
+    unsent.shift();
+    keep(subject, unsent);
+  }
+  return refused;
+}
+
+async function begin() {
+  try {
+    const refused = await sendKept((await begun()).subject);
+    document.getElementById("problem").hidden = true;
+    dispatch({ type: "begun", data: await begun() });
     EFFECTS.rest();
+    if (refused) dispatch({ type: "failed", text: refused });
   } catch (error) {
     document.getElementById("problem").textContent = said(error);
     document.getElementById("problem").hidden = false;

@@ -9,7 +9,7 @@ export const CELLS = 48; // images of the grid
 export function initial(identity) {
   return {
     ...identity, // reviewer, page, nonce
-    ready: false, view: "focus", help: false, title: "", start: "",
+    ready: false, view: "focus", help: false, title: "", start: "", subject: null,
     labels: [], keyed: [], buffers: 0,
     filter: { label: null, buffer: null, accepted: null, decision: "open" },
     trail: [], at: 0, asking: false, exhausted: false,
@@ -30,7 +30,7 @@ const HANDLERS = {
     const labels = data.labels.map((one) => one.label);
     const keyed = labels.length <= KEYED + 1 && labels.every((l) => /^\d$/.test(l)) ? [...labels].sort()
       : [...data.labels].sort((a, b) => b.n - a.n || (a.label < b.label ? -1 : 1)).slice(0, KEYED).map((one) => one.label).sort();
-    return ask({ ...state, ready: true, labels, keyed, buffers: data.buffers, title: data.title, start: data.start, status: data });
+    return ask({ ...state, ready: true, labels, keyed, buffers: data.buffers, title: data.title, start: data.start, subject: data.subject, status: data });
   },
   items(state, { items, status, key }) {
     if (key !== filterKey(state)) return [{ ...state, asking: false }, []]; // of a filter that was changed meanwhile
@@ -57,7 +57,7 @@ const HANDLERS = {
     let next = { ...state, outbox, status: status ?? state.status, problem: "" };
     const effects = outbox.length ? [{ type: "send" }] : [];
     if (!items.length) return [{ ...next, message: "There is nothing to undo." }, effects];
-    next = { ...next, message: `Undone. ${items.length === 1 ? items[0].name : `${items.length} images`} is open again.` };
+    next = { ...next, message: `Undone. ${items.length === 1 ? `${items[0].name} is` : `${items.length} images are`} open again.` };
     const known = new Set(next.trail.map((one) => one.sample));
     const missing = items.filter((one) => !known.has(one.sample));
     next = merged({ ...next, trail: [...next.trail.slice(0, next.at), ...missing, ...next.trail.slice(next.at)] }, items);
@@ -84,6 +84,9 @@ const HANDLERS = {
     const found = new Map(items.map((one) => [one.sample, one]));
     const open = new Set(openAhead(state).map((one) => one.sample)); // decisions may have been made meanwhile
     return [{ ...state, trail: state.trail.map((one) => (open.has(one.sample) ? found.get(one.sample) ?? one : one)) }, []];
+  },
+  unreadable(state) {
+    return [{ ...state, message: `The image ${current(state)?.name} cannot be read: it was moved, deleted or damaged.` }, []];
   },
   pairs(state, { pairs }) {
     const grid = { ...state.grid, pairs };
@@ -233,7 +236,7 @@ function submit(state, chosen, choice) {
     return [{ ...state, message: state.view === "grid" ? "Select images first." : "There is no image to decide on." }, []];
   }
   const made = new Map(chosen.map((one) => [one.sample, choice(one)]));
-  const decisions = [...made].map(([sample, { kind, label }]) => ({ sample, kind, label }));
+  const decisions = chosen.map(({ sample, name }) => ({ sample, name, ...made.get(sample) }));
   const mark = (one) => (made.has(one.sample) ? { ...one, decision: made.get(one.sample), saving: true } : one);
   let next = { ...state, trail: state.trail.map(mark), message: "" };
   if (state.view === "focus") next = { ...next, at: Math.min(state.at + 1, state.trail.length) };

@@ -104,8 +104,8 @@ export function pixelated(event) {
 function grid(state) {
   part("pairs", [state.grid.pairs, state.grid.pair], () => {
     const options = state.grid.pairs.map((one, i) => element("option", { value: String(i), textContent: `${one.given} → ${one.suggested} (${one.n})` }));
-    $("pair").replaceChildren(...(options.length ? options : [element("option", { value: "", textContent: "no pairs yet" })]));
-    $("pair").value = String(Math.max(0, state.grid.pairs.findIndex((p) => p.given === state.grid.pair?.given && p.suggested === state.grid.pair?.suggested)));
+    $("pair").replaceChildren(...(options.length ? options : [element("option", { value: "", textContent: "no pairs" })]));
+    if (options.length) $("pair").value = String(Math.max(0, state.grid.pairs.findIndex((p) => p.given === state.grid.pair?.given && p.suggested === state.grid.pair?.suggested)));
   });
   part("cells", state.grid.items.map((one) => one.sample), () => {
     const cells = state.grid.items.map((one, i) => {
@@ -119,7 +119,8 @@ function grid(state) {
     cell.setAttribute("aria-pressed", String(state.grid.chosen.includes(Number(cell.dataset.sample))));
     cell.tabIndex = Number(cell.dataset.cell) === state.grid.at ? 0 : -1;
   }
-  set("chosen", `${state.grid.chosen.length} of ${state.grid.items.length} selected`);
+  const selected = `${state.grid.chosen.length} of ${state.grid.items.length} selected`;
+  set("chosen", state.grid.pairs.length ? selected : "No suggestion differs from its label.");
 }
 
 function actions(state) {
@@ -131,7 +132,7 @@ function actions(state) {
     const own = state.keyed.map((label, i) => {
       const digit = /^\d$/.test(label) ? label : state.labels.includes(String(i + 1)) ? null : String(i + 1);
       const key = digit === null ? [] : [" ", element("kbd", { textContent: digit })];
-      return element("button", { type: "button", title: label, data: { label } }, label, ...key);
+      return element("button", { type: "button", title: label, data: { label } }, element("span", { textContent: label }), ...key);
     });
     $("classes").replaceChildren(...own);
   });
@@ -163,7 +164,7 @@ function numbers(state) {
     if (s.left) rows.push(["Wrong labels left, estimated", count(s.left.rate), `${count(s.left.low)} to ${count(s.left.high)}`]);
     if (s.per_minute) rows.push(["Labels per minute", s.per_minute.toFixed(0)]);
     if (s.unsure || s.dropped) rows.push(["Not sure, dropped", `${count(s.unsure)}, ${count(s.dropped)}`]);
-    if (status.accuracy !== null) rows.push(["Accuracy on the test folder", percent(status.accuracy), `${percent(status.first_accuracy)} at the start`]);
+    if (status.accuracy !== null) rows.push(["Accuracy on the test folder", exact(status.accuracy), `${exact(status.first_accuracy)} at the start`]);
     if (status.pages > 1) rows.push(["Pages open now", count(status.pages)]);
     $("numbers").replaceChildren(...rows.map(([name, value, note]) => element("div", {}, element("dt", { textContent: name }), element("dd", {}, value, note ? element("small", { textContent: ` (${note})` }) : ""))));
     set("hint", s.hint ?? "");
@@ -173,4 +174,5 @@ function numbers(state) {
 }
 
 const count = (n) => Math.round(n).toLocaleString("en");
+export const exact = (p) => `${(100 * p).toFixed(1)} %`;
 const percent = (p) => `${(100 * p).toFixed(p > 0 && p < 0.1 ? 1 : 0)} %`;
