@@ -413,7 +413,8 @@ def _told(noise: NoiseStatus) -> str:
 def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
     following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
-    table.add_row("judged", f"{status['scored']:,}; all together {times(status['revisions'])}{following}")
+    revisions = times(status["revisions"]) if status["revisions"] else "not yet"
+    table.add_row("judged", f"{status['scored']:,}; all together {revisions}{following}")
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     table.add_row("waiting", f"{status['waiting']:,}")
     table.add_row("teaching the classifier", f"{status['purified']:,}")
