@@ -3,8 +3,8 @@
     python benchmarks/corrections.py --out results/live/corrections.json
 
 The samples are judged and the classifier is chosen as `learn` and `correct` do it, without a state. Of the labels of
-1,500 digits 30 % are wrong. Then the first 200 and 1,000 by clean probability, and all, get their true labels. The other
-297 digits are the last ones, which other people wrote, as in docs/live.md, or random ones.
+1,500 digits 30 % are wrong. Then the first 200 and 1,000 by clean probability, and all, get their true labels. The
+other 297 digits are the last ones, which other people wrote, as in docs/live.md, or random ones.
 """
 
 from __future__ import annotations
