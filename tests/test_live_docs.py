@@ -153,6 +153,13 @@ def test_the_accuracies_after_corrections_are_those_of_the_result_files():
         assert f"| {name} | {cells} |" in TEXT, name
 
 
+def test_the_accuracies_for_other_draws_of_wrong_labels_are_those_of_the_result_file():
+    found = json.loads((RESULTS / "corrections.json").read_text())["accuracy"]
+    for name, text in (("last digits", "the last 297, by other writers"), ("random digits", "random ones")):
+        cells = " | ".join(cell(list(values)) for values in zip(*found[name].values(), strict=True))
+        assert f"| {text} | {cells} |" in TEXT
+
+
 def test_the_numbers_of_photos_and_of_the_pipe_are_those_of_the_result_files():
     photos, pipe = (json.loads((RESULTS / name).read_text()) for name in ("photos.json", "pipe.json"))
     assert photos["seconds"] < 120 and photos["memory_mib"] < 2048  # what was asked for
