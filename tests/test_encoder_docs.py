@@ -66,6 +66,17 @@ def test_the_numbers_of_photos_are_those_of_the_result_file():
     assert found["wrong and rejected"] == found["rejected"]
 
 
+def test_the_table_of_main_directions_is_that_of_the_result_file():
+    kept = [json.loads(line) for line in (RESULTS / "main-directions.jsonl").read_text().splitlines()]
+    for n in (150, 500, 2000):
+        for labels in ("symmetric 40 %", "worst labels of CIFAR-10N"):
+            own = [row for row in kept if (row["samples"], row["labels"]) == (n, labels)]
+            assert len(own) == 3
+            values = [[100 * row[name] for row in own] for name in ("auroc_all_features", "auroc_main_directions")]
+            cells = " | ".join(f"{np.mean(v):.1f} ± {np.std(v, ddof=1):.1f}" for v in values)
+            assert f"| {n:,} | {labels} | {cells} |" in TEXT
+
+
 def test_the_function_runs_and_every_kind_is_listed():
     own = next(code for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "def embed" in code)
     names: dict = {}

@@ -406,3 +406,22 @@ def test_vectors_are_standardised_and_clipped():
     assert (found[:, 1] == 0).all() and fitted.transform(np.array([[1e9, 5, 0]]))[0, 0] == 10
     with pytest.raises(InputError, match="images uint8"):
         FeatureMap.fit(np.zeros((2, 3, 4)))
+
+
+def test_vectors_of_many_features_are_judged_by_their_main_directions():
+    dice = np.random.default_rng(0)
+    truth = np.arange(240) % 4
+    vectors = dice.normal(size=(240, 600)) + 0.2 * dice.normal(size=(4, 600))[truth]
+    wrong = dice.random(240) < 0.3
+    given = np.where(wrong, (truth + dice.integers(1, 4, 240)) % 4, truth)
+    few = FeatureMap.fit(vectors)
+    assert (few.n_inputs, few.n_features) == (600, 24) and few.fits((600, 1, 1), is_vectors=True)
+    whole = FeatureMap({name: t for name, t in few.parts.items() if name != "directions"})
+    judged = (judge_labels(own.transform(vectors), given, 4) for own in (few, whole))
+    reduced, unreduced = (roc_auc_score(~wrong, found.clean_probability) for found in judged)
+    assert reduced > 0.99 > unreduced + 0.02
+    again = FeatureMap.from_tensors(few.tensors())
+    assert np.array_equal(again.transform(vectors), few.transform(vectors))
+    with pytest.raises(ValueError, match="directions"):
+        FeatureMap.from_tensors(few.tensors() | {"directions": torch.zeros(5, 2)})
+    assert "directions" not in FeatureMap.fit(vectors[:, :256]).parts  # fewer features are standardised alone

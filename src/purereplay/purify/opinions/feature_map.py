@@ -28,8 +28,7 @@ N_FITTED = 3000  # samples that a map of images is fitted on
 N_DIRECTIONS = 256  # features of an image
 # with as many directions as images, the others would tell the label of the one that is left out
 _IMAGES_A_DIRECTION = 3
-# of vectors; on ImageNet features of CIFAR-10 a third gave 0.88 instead of 0.93 with 150 samples, no limit 0.72 instead
-# of 0.96 with 500 (AUROC, symmetric noise of 40 %), and all were equal with 2,000
+# of vectors; results/encoders/main-directions.jsonl has the gain: AUROC 0.98 instead of 0.67 with 500 samples
 _VECTORS_A_DIRECTION = 10
 _WHITENING = 0.5  # 0: main directions unchanged, 1: all of unit variance
 CLIP = 10.0  # standard deviations
