@@ -117,3 +117,30 @@ def test_the_commands_of_the_export_page_run(photos):
     out = run("\n".join(lines), photos)
     assert out.count("model card:") == 2 and "measured" in out
     assert {path.name for path in (photos / "model").iterdir()} == {"README.md", "model.pt2", "model.safetensors"}
+
+
+def result(name: str) -> dict:
+    return json.loads((ROOT / "results" / "serve" / f"{name}.json").read_text())["result"]
+
+
+def test_the_numbers_of_the_server_are_those_of_the_result_files():
+    assert result("kills")["acknowledged_and_missing"] == result("kills")["stored_twice"] == 0
+    assert f"{result('kills')['acknowledged']:,} samples acknowledged, none missing, none twice" in SERVE
+    swaps = result("swaps")
+    assert swaps["predict"]["errors"] == 0 and swaps["swaps"] == 100
+    assert f"{swaps['predict']['requests']:,} predictions, no error" in SERVE
+    for run_ in ("load-1", "load-2"):
+        found = result(run_)
+        assert found["samples_at_the_end"] == found["samples_expected"]
+        training, parts = found["training"], (found["idle_before"], found["training"], found["idle_after"])
+        assert training["predict"]["errors"] == training["learn"]["errors"] == 0
+        times = " | ".join(f"{part['predict']['p50_ms']:.0f} / {part['predict']['p99_ms']:.0f}" for part in parts)
+        assert f"| {times} | {training['predict']['requests']:,} | {training['learn']['requests']:,} |" in SERVE
+
+
+def test_the_numbers_of_the_export_are_those_of_the_result_file():
+    for name, found in result("export").items():
+        assert found["largest_difference"] <= 1e-4 and found["other_label"] == 0
+        estimated = found["estimated_accuracy"]
+        shown = "–" if estimated is None else "{:.0f} ({:.0f} to {:.0f})".format(*(100 * x for x in estimated))
+        assert f"| {name} | {found['largest_difference']:.1e} | {100 * found['accuracy']:.0f} | {shown} |" in EXPORT

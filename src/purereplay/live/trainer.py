@@ -62,6 +62,8 @@ def _give_way() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if hasattr(os, "nice"):
         os.nice(_NICE)
+    with suppress(OSError):  # Linux may share the time between sessions first; this process has one of its own
+        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 if __name__ == "__main__":

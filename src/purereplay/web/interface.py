@@ -216,7 +216,7 @@ class Interface:
         return PlainTextResponse(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> Response:
-        return Json(document(__version__))
+        return Json(document(__version__, self.name))
 
 
 def _predictions(answer: Answer, wants_all: bool) -> list[dict[str, Any]]:

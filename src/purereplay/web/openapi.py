@@ -157,8 +157,8 @@ def _post(
     return {"post": {**found, "parameters": list(parameters)} if parameters else found}
 
 
-def _in_path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+def _in_path(name: str, **limits: Any) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1, **limits}}
 
 
 def _in_query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _plain(name: str, summary: str, media: str, schema: dict[str, Any], **errors
     return {"get": {"operationId": name, "summary": summary, "responses": {"200": answer, **_errors(**errors)}}}
 
 
-def _paths() -> dict[str, Any]:
+def _paths(model: str) -> dict[str, Any]:
     since = _in_query("since", {**_WHOLE, "default": 0}, "Number of the last judgement that is known.")
     limit = _in_query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most judgements to return.")
     answer_ready = {"type": "object"}
@@ -193,7 +193,7 @@ def _paths() -> dict[str, Any]:
     missing = {"_404": "There is no such model.", "_503": "There is no classifier yet."}
     for version in ("", "/versions/{version}"):
         base = "/v2/models/{name}" + version
-        own = [_in_path("name")] + ([_in_path("version")] if version else [])
+        own = [_in_path("name", enum=[model])] + ([_in_path("version")] if version else [])
         suffix = "OfVersion" if version else ""
         paths[base] = _get(f"metadata{suffix}", "Inputs and outputs of the model.", "ModelMetadata", *own, **missing)
         ready = _plain(f"modelReady{suffix}", "Whether it is ready.", "application/json", answer_ready, **missing)
@@ -203,8 +203,8 @@ def _paths() -> dict[str, Any]:
     return paths
 
 
-def document(version: str) -> dict[str, Any]:
-    """Return the document."""
+def document(version: str, model: str) -> dict[str, Any]:
+    """Return the document of a server whose model has this name."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -213,7 +213,7 @@ def document(version: str) -> dict[str, Any]:
             "description": "Learns continually from images with unreliable labels, and classifies images meanwhile.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "paths": _paths(),
+        "paths": _paths(model),
         "components": {
             "schemas": _SCHEMAS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

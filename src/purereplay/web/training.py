@@ -97,12 +97,18 @@ class Trainer(threading.Thread):
 
     def _follow(self) -> None:
         """Start the process and read its events until it ends."""
-        environment = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"} | os.environ
+        half = str(max(1, (os.cpu_count() or 1) // 2))  # the other cores are for predictions
+        environment = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": half} | os.environ
         command = [sys.executable, "-m", "purereplay.live.trainer", str(self.state), self.device]
         command += [] if self.encoder is None else [self.encoder]
         with self._lock:
             self._process = process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+                start_new_session=True,  # see `trainer`
             )
         self.n_starts += 1
         reason = None
