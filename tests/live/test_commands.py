@@ -164,6 +164,7 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
         path.write_bytes(png(picture(i, i % 2)))
     done = cli("learn", folder, "--state", state, *tiny_options(learner))
     assert done.code == 0 and "added: 50, already known: 0, scored: 50" in done.out and "audit" in done.out
+    assert "`purereplay review --state" in done.out
     done = cli("status", "--state", state)
     judged = "50; all together once" if learner == "full-memory" else "50 in 3 buffers"
     assert done.code == 0 and judged in done.out and "[0]" in done.out and f"learner {learner}" in done.out

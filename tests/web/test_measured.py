@@ -30,6 +30,14 @@ def test_reviewing_digits():
     assert f"| wrong labels among the 100 | {np.mean([run['were_wrong'] for run in runs]):.0f} |" in TEXT
 
 
+def test_reviewing_digits_with_the_default_learner():
+    runs = read("digits-full-memory")
+    assert [run["seed"] for run in runs] == [1, 2, 3] and all(run["labels_right"] == 100 for run in runs)
+    before, after = (100 * np.array([run[f"accuracy_{when}"] for run in runs]) for when in ("before", "after"))
+    told = [f"{values.mean():.1f} ± {values.std(ddof=1):.1f} %" for values in (before, after)]
+    assert f"{told[0]} before and {told[1]} after" in TEXT
+
+
 def test_the_first_corrected_label():
     found = read("first")
     assert found["was_wrong"] and found["corrected_to_the_true_label"] and not found["console_errors_and_other_hosts"]

@@ -200,6 +200,7 @@ def show_learned(state: Path, done: LearnProgress) -> None:
         out.print(f"list the suspicious labels with {command}", markup=False)
     elif done.n_scored:
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
+    if done.judged is not None or done.n_scored:
         out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
 
 
