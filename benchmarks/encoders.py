@@ -119,7 +119,7 @@ def write_features(path: Path, data: str, encoder: str) -> None:
 
 
 def directions(seed: int, encoder: str, sizes: tuple[int, ...] = (150, 500, 2000)) -> list[dict[str, Any]]:
-    """Return the AUROC of labels judged by all features and by their main directions; other images than `samples`."""
+    """Return the AUROC of labels judged by all features and by their main directions, for another draw of images."""
     from sklearn.metrics import roc_auc_score
 
     from purereplay.data.datasets import load

@@ -424,3 +424,32 @@ def test_the_filter_scores_the_labels_of_images(cli, code, tmp_path):
     assert max(clean[name] for name in wrong) < np.median(list(clean.values()))
     done = cli("filter", "photos", "--encoder", "python:halves:embed", "--labels", "x", "--out", "other.csv")
     assert done.code == 2 and "leave --cluster, --columns, --labels and --ids out" in done.err
+
+
+def test_review_and_report_use_the_features(cli, code, tmp_path):
+    from purereplay.web.opinions import features_of
+    from purereplay.web.samples import StateSamples
+    from purereplay.web.teaching import Teacher
+
+    state, _ = state_and(tmp_path, code())
+    found = []
+    with Store.reading(state) as store:
+        samples = StateSamples(store)
+        assert samples.input(4).shape == (1, 6) and samples.pixels(4).shape[0] == 3
+        Teacher(samples, ENGINE, found.append, None)._look()
+    [opinion] = found
+    assert opinion.clean_features.shape[1] == features_of(opinion.classifier, torch.zeros(1, 6)).shape[1]
+    assert (opinion.suggested >= 0).all()
+    done = cli("report", "--state", state, "--out", "report.html")
+    assert done.code == 0 and Path("report.html").stat().st_size > 1000
+
+
+def test_the_first_image_of_a_pipe_fixes_the_shape_however_many_arrive_at_once(code, tmp_path):
+    offers = [Item(str(i), "red", encoded(picture(i, "red", (40 + 9 * i, 30)))) for i in range(4)]
+    text, shapes = code(), []
+    for name, step in (("one", 1), ("all", 4)):
+        with opened(tmp_path / name, text) as session:
+            for start in range(0, 4, step):
+                session.take(offers[start : start + step])
+            shapes.append(session.store.image_settings.shape)
+    assert shapes == [(3, 30, 40)] * 2

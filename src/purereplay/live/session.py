@@ -104,8 +104,9 @@ class Session:
 
     def _encoded(self, offers: Sequence[Offer]) -> dict[int, Encoded]:
         """Return the images of offers that can be read, and the features of those whose id is new, by place."""
-        if isinstance(self.store.settings, NewSettings):
-            self.look(offers)
+        for offer in offers:  # the first image of a pipe fixes the shape, however many have arrived
+            if isinstance(self.store.settings, NewSettings):
+                self.look([offer])
         if isinstance(self.store.settings, NewSettings):
             return {}  # none of them can be read
         if self.encoding is None:
