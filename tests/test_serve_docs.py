@@ -129,7 +129,7 @@ def test_the_numbers_of_the_server_are_those_of_the_result_files():
     swaps = result("swaps")
     assert swaps["predict"]["errors"] == 0 and swaps["swaps"] == 100
     assert f"{swaps['predict']['requests']:,} predictions, no error" in SERVE
-    for run_ in ("load-1", "load-2"):
+    for run_ in ("load-1", "load-2", "load-3"):
         found = result(run_)
         assert found["samples_at_the_end"] == found["samples_expected"]
         training, parts = found["training"], (found["idle_before"], found["training"], found["idle_after"])
