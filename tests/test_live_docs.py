@@ -73,7 +73,8 @@ def rows(name: str) -> list[dict[str, str]]:
 
 @pytest.mark.long
 def test_every_command_runs(truth, monkeypatch, capsys):
-    five, pipe = blocks("sh")
+    five, pipe, packed = blocks("sh")
+    assert all(line.startswith("purereplay learn '") for line in packed.splitlines())  # see live/test_tables.py
     assert [line.split()[1] for line in five.splitlines()] == ["learn", "status", "audit", "correct", "predict"]
     out = call(five, monkeypatch, capsys)
     assert "added: 1,500, already known: 0, scored: 1,500" in out and "labels corrected: 2" in out

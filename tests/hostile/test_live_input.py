@@ -299,9 +299,8 @@ def test_names_that_the_terminal_cannot_show(tmp_path):
     name = os.fsencode(tmp_path) + b"/new\xff\xe9.png"
     Path(os.fsdecode(name)).write_bytes(png(picture(1)))
     for arguments in (("status",), *(("predict", os.fsdecode(name), "--format", f) for f in ("table", "csv", "jsonl"))):
-        for encoding in ("ascii", "utf-8"):
-            done = call(*arguments, "--state", tmp_path / "state", env={"PYTHONIOENCODING": encoding})
-            assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+        done = call(*arguments, "--state", tmp_path / "state", env={"PYTHONIOENCODING": "ascii"})
+        assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
 
 
 # ---------------------------------------------------------------- standard output

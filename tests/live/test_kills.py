@@ -113,7 +113,7 @@ def check_same_result(tmp_path: Path, n_kills: int, n: int, learner: str) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "learner", [pytest.param(name, marks=[pytest.mark.slow] * (name == "pure-replay")) for name in ALL_LEARNERS]
+    "learner", [pytest.param(name, marks=[pytest.mark.slow] * (name != "full-memory")) for name in ALL_LEARNERS]
 )
 def test_killed_three_times(tmp_path, learner):
     check_same_result(tmp_path, n_kills=3, n=90, learner=learner)

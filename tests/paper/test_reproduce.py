@@ -65,9 +65,9 @@ def test_the_list_counts_every_cell_once(kept):
 
 def test_nothing_that_is_finished_is_planned(kept):
     assert missing_runs(ask("table1", cells="mnist"), kept) == {}
-    left = missing_runs(ask("half_buffer", cells="mnist/*", seeds=(1,)), kept)
+    left = missing_runs(ask("half_buffer", cells="cifar10/*", seeds=(1,)), kept)
     assert len(left) == 25 and all(key not in kept.finished for key in left)
-    assert {m.settings.options.memory_size for m in left.values() if m.settings.learner == "gdumb"} == {150}
+    assert {m.settings.options.memory_size for m in left.values() if m.settings.learner == "gdumb"} == {250}
     shared = missing_runs(ask("filtering_e5", "overall_accuracy", cells="cifar10/SPR", seeds=(2,)), kept)
     assert {m.settings.learner for m in shared.values()} == {"spr"}  # one run fills both tables
     assert all(m.fills == 2 for m in shared.values())
@@ -75,10 +75,10 @@ def test_nothing_that_is_finished_is_planned(kept):
 
 def test_the_plan_is_cheapest_first_and_always_the_same(kept):
     rates = Rates(kept.finished.values(), gpu=True)
-    plan = ordered_plan(ask("episode_b", "half_buffer", cells="mnist"), kept, rates)
+    plan = ordered_plan(ask("episode_b", "half_buffer", cells="cifar10"), kept, rates)
     prices = [p.seconds / p.fills for p in plan]
     assert prices == sorted(prices) and len(plan) > 5
-    assert plan == ordered_plan(ask("episode_b", "half_buffer", cells="mnist"), kept, rates)
+    assert plan == ordered_plan(ask("episode_b", "half_buffer", cells="cifar10"), kept, rates)
     assert all(len(p.group.runs) <= 15 for p in plan)
     for planned in plan:  # networks of one shape
         assert len({(s.learner, s.options.network) for s in planned.group.runs.values()}) == 1

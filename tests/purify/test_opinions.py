@@ -298,7 +298,7 @@ def test_trusted_labels_are_never_doubted_and_teach():
     assert (odd.clean_probability[given != true] == 1).all() and odd.accepted[given != true].all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_corrections_of_the_worst_labels_do_not_make_the_classifier_worse():
     features, given, true = digits(500, 0.3)
     X, y = load_digits(return_X_y=True)

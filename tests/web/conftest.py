@@ -80,7 +80,7 @@ def served() -> Iterator[Callable[..., Served]]:
         one.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     """A headless Chromium; tests that need it are skipped where there is none."""
     if CHROMIUM is None:

@@ -201,7 +201,7 @@ def test_without_the_token_there_is_no_page(browser, served, state):
     context = browser.new_context()
     page = context.new_page()
     answer = page.goto(server.address.partition("?")[0])
-    assert answer.status == 401 and "purereplay review" in page.inner_text("body")
+    assert answer.status == 401 and "the command printed" in page.inner_text("body")
     context.close()
 
 

@@ -130,7 +130,7 @@ def check_steps(backbone: ResNet18, k: int, n: int, n_steps: int) -> None:
 @pytest.mark.parametrize(
     ("backbone", "k", "n", "n_steps"),
     [
-        pytest.param(ResNet18(size=12, width=4), 1, 6, 2, id="imagenet-12", marks=pytest.mark.long),
+        pytest.param(ResNet18(size=12, width=4), 1, 6, 2, id="imagenet-12", marks=pytest.mark.slow),
         pytest.param(ResNet18(size=5, stem="small", width=4), 1, 6, 1, id="small-5", marks=pytest.mark.long),
         pytest.param(ResNet18(size=11, width=4, channels=1), 2, 5, 2, id="imagenet-11-grey", marks=pytest.mark.slow),
         pytest.param(ResNet18(size=10, stem="small", width=8), 2, 5, 2, id="small-10", marks=pytest.mark.slow),
