@@ -410,6 +410,7 @@ def test_images_are_scored_by_patches_in_any_pieces(learner, tmp_path):
     assert len(found) == 400 and (noisy != true)[found[:40]].mean() > 0.9
 
 
+@pytest.mark.slow
 def test_full_memory_judges_images_in_any_pieces(tmp_path):
     images, noisy, true = (some[:450] for some in noisy_digits(0.3))
     whole, cut = SelfPurifiedClassifier().fit(images, noisy), SelfPurifiedClassifier()

@@ -182,6 +182,7 @@ def test_it_is_read_from_a_read_only_medium(state):
             pass
 
 
+@pytest.mark.slow
 def test_learning_continues_the_same_after_a_kill_at_any_step(tmp_path, monkeypatch):
     """A process that ends before or after any of its commits."""
     from purereplay.live.mark import Mark

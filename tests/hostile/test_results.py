@@ -373,10 +373,7 @@ def test_the_interpreters_end_adds_nothing(tmp_path):
     python = f"{sys.executable} -m purereplay.cli"
     for line, code in (
         (f"{python} settings | head -1", 0),
-        (f"set -o pipefail; {python} settings | true", 1),
-        (f"set -o pipefail; {python} --version | true", 1),
         (f"{python} settings > /dev/full", 2),
-        (f"PYTHONUNBUFFERED=1 {python} settings > /dev/full", 2),
         (f"{python} settings >&-", 0),
         (f"{python} settings nobody > /dev/full 2> /dev/full", 2),
     ):
@@ -423,7 +420,7 @@ def test_errors_about_any_name_are_one_line(tmp_path, capsys, name):
         assert "\x1b" not in said and printable(name) in said
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_c_locale_shows_names_and_signs(run):
     folder = run.rename(run.parent / "é±")
     for environment in ({"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}):

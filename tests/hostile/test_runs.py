@@ -156,7 +156,7 @@ def test_a_run_that_another_process_made_meanwhile_is_neither_resumed_nor_return
         assert files(path) == files(finished)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_of_two_processes_started_at_once_into_one_new_folder_one_is_refused(tmp_path):
     out = tmp_path / "run"
     both = [

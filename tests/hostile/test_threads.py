@@ -136,7 +136,9 @@ def test_two_threads_agree_on_a_fresh_classifier_and_no_half_trained_one_is_kept
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("learner", "seconds"), [("spr", 3), (full_memory.NAME, 1)])
+@pytest.mark.parametrize(
+    ("learner", "seconds"), [pytest.param("spr", 3, marks=pytest.mark.slow), (full_memory.NAME, 1)]
+)
 def test_ten_threads_predict_while_one_learns(learner, seconds):
     in_a_process(f"beside_learning({seconds}, 10, {learner!r})")
 

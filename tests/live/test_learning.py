@@ -71,7 +71,15 @@ def test_a_state_learns_what_the_learner_itself_learns(whole, learner, tmp_path)
     assert sorted(plain.purified.index.tolist()) == [position for (position,) in whole["purified"]]
 
 
-@pytest.mark.parametrize("cuts", [[1], [20, 40, 60], [7, 19, 21, 66], [5] * 3 + [50]])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [1],
+        [7, 19, 21, 66],
+        pytest.param([20, 40, 60], marks=pytest.mark.slow),
+        pytest.param([5] * 3 + [50], marks=pytest.mark.slow),
+    ],
+)
 def test_how_the_samples_are_cut_into_pieces_does_not_matter(whole, learner, tmp_path, cuts):
     learn(tmp_path / "state", cuts, learner)
     assert fingerprint(tmp_path / "state") == whole
@@ -82,7 +90,7 @@ class Kill(BaseException):
 
 
 @pytest.mark.parametrize("where", ["write_whole", "tidy", "commit", "half-written"])
-@pytest.mark.parametrize("when", [1, 2, 4])
+@pytest.mark.parametrize("when", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_interrupted_at_any_step_the_result_is_the_same(whole, learner, tmp_path, monkeypatch, where, when):
     """Before, within and after the n-th writing of the learner."""
     folder = tmp_path / "state"

@@ -90,7 +90,7 @@ def test_the_kernels_do_what_autograd_does(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["views", "labels"])
+@pytest.mark.parametrize("recipe", [pytest.param("views", marks=pytest.mark.slow), "labels"])
 def test_resnets_go_the_same_way(recipe):
     network = Network(ResNet18(channels=3, size=8, width=4), Head(6, hidden=recipe == "views"), (0.5,) * 3, (0.2,) * 3)
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

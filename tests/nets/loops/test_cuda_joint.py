@@ -179,7 +179,7 @@ def test_resnets_go_the_same_way(stem, k):
     assert_resnet_step(plain(jobs), kernels(jobs), 1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_average_is_taken_after_every_step_also_of_statistics_and_of_unused_taps():
     """Against a sum over the states after each step, all from the same loop."""
     job = resnet_job(0, "imagenet", recipe=replace(RECIPE, epochs=2, batch_size=2, contrastive=0.0))
@@ -195,7 +195,7 @@ def test_the_average_is_taken_after_every_step_also_of_statistics_and_of_unused_
         torch.testing.assert_close(trained.extra[name].cpu(), t, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_network_depends_neither_on_its_company_nor_on_chunks():
     jobs = [make_job(0), make_job(1, held=CAPACITY)]
     together = kernels(jobs)

@@ -159,7 +159,7 @@ def test_other_ways_to_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     check_steps(ResNet18(size=8, width=4), 1, 6, 1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_features_of_usual_images() -> None:
     backbone = ResNet18(size=32, width=4)
     state = make_state(backbone, [0])
@@ -174,7 +174,7 @@ def test_features_of_usual_images() -> None:
         assert_close(tensor, state[name], name)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_company_does_not_matter() -> None:
     """Two networks together are, bit for bit, what each is alone."""
     backbone, n = ResNet18(size=6, width=4), 6
