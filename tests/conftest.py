@@ -3,7 +3,7 @@
 import os
 
 # before NumPy is loaded, also by processes that tests start: threads that wait for each other double the time
-os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 import pytest
 import torch
