@@ -92,7 +92,7 @@ class Paper:
 
     def results(self) -> list[Result]:
         found: dict[Noise, Result] = {}
-        for name in ("overall_accuracy", "filtering_e5"):
+        for name in ("overall_accuracy", "noise_free", "filtering_e5"):
             table = paper_table(name, self.dataset)
             for (method, noise), value in table.values.items():
                 if method == self.method:

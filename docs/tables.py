@@ -47,6 +47,7 @@ ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(?:\|.*\n)*(<!-- end -->)")
 
 BY_NOISE = {str(noise): mean(noise=noise) for noise in NOISES} | {"mean": mean_over_noises}
+NO_NOISE = {"no noise": mean(noise=Noise("none", 0.0))}
 MEANS_BY_NOISE = {str(noise): mean(noise=noise, spread=False) for noise in NOISES} | {"mean": mean_over_noises}
 FILTERING = {"accuracy": mean("accuracy"), "filtered noise": mean("filtered_noise"), "purity of P": mean("purity")}
 FILTERING |= {"noise in what passes the filter": mean("passed_noise")}
@@ -141,6 +142,9 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
                 files="pure-replay/mnist.jsonl", where={"noise": "symmetric", "noise_rate": 0.4}
             ),
             "CIFAR-10, symmetric 40 %": Runs(files=CIFAR10_FULL),
+            "CIFAR-10, symmetric 40 %, Pure Replay": Runs(
+                files="pure-replay/cifar10.jsonl", where={"noise": "symmetric", "noise_rate": 0.4}
+            ),
             "digits, symmetric 40 % (the demo)": _width("test"),
         },
         columns={
@@ -166,6 +170,17 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
             "SPR, paper": Paper(dataset="mnist"),
         },
         columns=BY_NOISE,
+    ),
+    "pure-cifar10": Table(
+        head="CIFAR-10, %",
+        rows={
+            "Pure Replay": Runs(files="pure-replay/cifar10.jsonl"),
+            "SPR, a tenth of the epochs": Runs(files=CIFAR10_TENTH),
+            "SPR, paper": Paper(dataset="cifar10"),
+            "Pure Replay, AUROC": Runs(files="pure-replay/cifar10.jsonl", measure="auroc"),
+            "Pure Replay, purity of P": Runs(files="pure-replay/cifar10.jsonl", measure="purity"),
+        },
+        columns=BY_NOISE | NO_NOISE,
     ),
     "pure-cifar10-validation": Table(
         head="CIFAR-10, validation data, seed 11, %",
