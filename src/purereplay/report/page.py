@@ -26,7 +26,7 @@ class Tile(NamedTuple):
 
     pixels: NDArray[np.uint8]  # (C, H, W)
     label: str
-    probability: float  # of being clean
+    probability: float | str  # of being clean; a text where there is none
     title: str = ""
     is_wrong: bool = False
 
@@ -98,9 +98,12 @@ def gallery(tiles: Sequence[Tile]) -> str:
     """Return images with label and clean probability."""
     cells = []
     for tile in tiles:
-        alt = f"{tile.label}, clean with probability {tile.probability:.2f}{', wrong label' if tile.is_wrong else ''}"
+        is_text = isinstance(tile.probability, str)
+        chance = tile.probability if is_text else f"{tile.probability:.2f}"
+        clean = f"{'' if is_text else 'clean with probability '}{chance}"
+        alt = f"{tile.label}, {clean}{', wrong label' if tile.is_wrong else ''}"
         image = f'<img src="{data_address(tile.pixels)}" alt="{text(alt)}" title="{text(tile.title)}" loading="lazy">'
-        note = f'<span class="label">{text(tile.label)}</span>{tile.probability:.2f}'
+        note = f'<span class="label">{text(tile.label)}</span>{chance}'
         cells.append(f"<li{' class=wrong' if tile.is_wrong else ''}>{image}{note}</li>")
     return f'<ul class="gallery">{"".join(cells)}</ul>'
 
