@@ -69,7 +69,7 @@ def copy_of(store: Store, position: int) -> Copy:
 
 
 def read_shown(copy: Copy, size: int) -> Shown:
-    """Return the original of a copy, at most `size` pixels wide and high; for thumbnails, or if it is gone, the copy."""
+    """Return the original of a copy, at most `size` pixels wide and high; the copy if it is gone, and as thumbnail."""
     if size <= THUMBNAIL:
         return Shown(copy.pixels, "")
     why = "its file is not known" if not copy.places else ""

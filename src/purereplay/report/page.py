@@ -50,6 +50,11 @@ def text(value: object) -> str:
     return html.escape(str(value))
 
 
+def _unbroken(words: str) -> str:
+    """Return text for HTML in which no line ends between a number and its percent sign."""
+    return text(words).replace(" %", "&nbsp;%")
+
+
 def section(title: str, *parts: str) -> str:
     """Return a part with a heading."""
     return f"<section><h2>{text(title)}</h2>{''.join(parts)}</section>\n"
@@ -57,12 +62,12 @@ def section(title: str, *parts: str) -> str:
 
 def paragraph(words: str, *, soft: bool = False) -> str:
     """Return a paragraph."""
-    return f"<p{' class=soft' if soft else ''}>{text(words)}</p>"
+    return f"<p{' class=soft' if soft else ''}>{_unbroken(words)}</p>"
 
 
 def headline(numbers: Sequence[tuple[str, str, str]]) -> str:
     """Return the most important numbers: value, name and note."""
-    cells = "".join(f"<div><b>{text(v)}</b>{text(name)}<br><span>{text(n)}</span></div>" for v, name, n in numbers)
+    cells = "".join(f"<div><b>{text(v)}</b>{text(name)}<br><span>{_unbroken(n)}</span></div>" for v, name, n in numbers)
     return f'<div class="headline">{cells}</div>'
 
 

@@ -85,8 +85,9 @@ def _parts(
     full = store.settings.learner == FULL_MEMORY
     return [
         _headline(facts, overall),
-        _noise_section(names, overall, by_label, full=full),
-        _purified_section(store, names, facts, full=full),
+        page.row(
+            _noise_section(names, overall, by_label, full=full), _purified_section(store, names, facts, full=full)
+        ),
         _opinions_section(store) if full else _histogram_section(store, verdicts, names, extent.n_fixed, progress),
         *_galleries(store, verdicts, names, extent.n_images, progress, full=full),
         _facts_section(store, facts),
@@ -95,7 +96,7 @@ def _parts(
 
 def _headline(facts: Status, noise: NoiseRate | None) -> str:
     full = facts["purified_size"] is None
-    how = f"{times(facts['revisions'])} together" if full else f"in {facts['buffers']:,} buffers"
+    how = f"all together {times(facts['revisions'])}" if full else f"in {facts['buffers']:,} buffers"
     size = "all that are not rejected or dropped" if full else f"of {facts['purified_size']:,}"
     place = "teaching the classifier" if full else "in the purified buffer"
     n_judged = facts["scored"] - facts["unjudged"]
@@ -108,7 +109,7 @@ def _headline(facts: Status, noise: NoiseRate | None) -> str:
     if facts["unjudged"]:
         numbers.append((f"{facts['unjudged']:,}", "could not be judged", "too few samples have the label"))
     if noise is not None and noise.n:
-        rates = f"{percent(noise.low)} to {percent(noise.high)}, estimated from {noise.n:,} samples"
+        rates = f"{percent(noise.low)} to {percent(noise.high)}, of {noise.n:,} samples"
         numbers.insert(0, (percent(noise.rate), "wrong labels, estimated", rates))
     return page.headline(numbers)
 
@@ -230,12 +231,16 @@ def _galleries(
     is_rejected = ~verdicts.accepted & ~by_person & ~is_unjudged
     parts = []
     for title, rows, order in (
-        (f"{'Teaching' if full else 'Purified buffer'}, the surest first", sure[is_held[sure]], "highest first"),
-        ("Rejected, the most doubtful first", doubtful[is_rejected[doubtful]], "lowest first"),
-        ("Not judged, since too few samples have the label", np.flatnonzero(is_unjudged), "which is not known"),
+        (
+            f"{'Teaching' if full else 'Purified buffer'}, the surest first",
+            sure[is_held[sure]],
+            "by clean probability, highest first",
+        ),
+        ("Rejected, the most doubtful first", doubtful[is_rejected[doubtful]], "by clean probability, lowest first"),
+        ("Not judged, since too few samples have the label", np.flatnonzero(is_unjudged), ""),
     ):
         shown = rows[:n]
-        if not len(shown) and order.startswith("which"):
+        if not len(shown) and not order:
             continue
         tiles = []
         for i, row in enumerate(shown.tolist()):
@@ -246,7 +251,7 @@ def _galleries(
             chance = "by a person" if by_person[row] else "not judged" if is_unjudged[row] else None
             probability = chance or float(verdicts.probability[row])
             tiles.append(Tile(sample.pixels, names[code], probability, sample.id))
-        note = f"{len(shown):,} of {len(rows):,}, by clean probability, {order}; below each image its label."
+        note = f"{len(shown):,} of {len(rows):,}{order and f', {order}'}; below each image its label."
         parts.append(page.section(title, page.paragraph(note, soft=True), page.gallery(tiles)))
     return parts
 
