@@ -266,7 +266,7 @@ def make_large(folder: Path, n: int, n_labels: int = 10) -> Path:
     def pixels(label: int) -> np.ndarray:
         return np.asarray(np.clip(patterns[label] + dice.integers(0, 56, (28, 28)), 0, 255), np.uint8)
 
-    with Session.open(state, Wanted(overrides=small), Engine(torch.device("cpu"))) as session:
+    with Session.open(state, Wanted(learner="spr", overrides=small), Engine(torch.device("cpu"))) as session:
         session.take([Item(f"{i:06}.png", f"label {i % n_labels}", _png(pixels(i % n_labels))) for i in range(500)])
         session.work()
         store, learner = session.store, session.learner
@@ -286,7 +286,6 @@ def make_large(folder: Path, n: int, n_labels: int = 10) -> Path:
                     centrality=torch.from_numpy(dice.random(stop - start)),
                     selected_mask=torch.from_numpy(dice.random(stop - start) < 0.5),
                 )
-                session.taken = stop
                 current = store.write_learner(learner.state(), stop, learner.purified.index, report)
             store.tidy(current)
     return state

@@ -7,6 +7,7 @@ import hashlib
 import io
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -68,7 +69,7 @@ class Server:
         self.name = ""  # of the subject, the same after every start
         self.first_accuracy: float | None = None
         self.notes: dict[int, str] = {}  # where the large images come from, by number
-        self.reading = asyncio.Semaphore(_READERS)  # of files at once
+        self.readers = ThreadPoolExecutor(_READERS, "reader")  # of files
         self.n_opinions = 0  # counts the changes of what is suggested
         folder = files("purereplay.web") / "static"
         self.static = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
@@ -103,6 +104,7 @@ class Server:
             try:
                 yield
             finally:
+                self.readers.shutdown(cancel_futures=True)
                 if self.teacher is not None:
                     self.teacher.end()
 
@@ -147,16 +149,16 @@ class Server:
 
     async def _picture(self, number: int, size: int) -> bytes:
         """Return an image as PNG, and remember where it comes from; Refused if it cannot be read."""
-        read = self.desk.samples.image(number)  # the database belongs to this thread, files do not
+        found = self.desk.samples.image(number, size)  # the database belongs to this thread, files do not
 
         def picture() -> tuple[bytes, str]:
-            shown = read(size)
+            shown = found() if callable(found) else found
             return _png(shown.pixels, size), shown.note
 
-        if size <= THUMBNAIL and isinstance(self.desk.samples, StateSamples):
-            return picture()[0]  # no file is read
-        async with self.reading:
-            content, self.notes[number] = await asyncio.to_thread(picture)
+        in_thread = asyncio.get_running_loop().run_in_executor
+        content, note = await in_thread(self.readers, picture) if callable(found) else picture()
+        if size > THUMBNAIL:
+            self.notes[number] = note
         if len(self.notes) > _MAX_NOTES:
             del self.notes[next(iter(self.notes))]
         return content

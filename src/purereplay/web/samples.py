@@ -25,7 +25,7 @@ from purereplay.live.exporting import audit_log
 from purereplay.live.items import Refused, checked_id, checked_label
 from purereplay.live.lists import readable
 from purereplay.live.memory_settings import FULL_MEMORY
-from purereplay.live.originals import Shown, copy_of, read_file, read_shown
+from purereplay.live.originals import THUMBNAIL, Shown, copy_of, read_file, read_shown
 from purereplay.live.reviewed import absorbed, log_path
 from purereplay.live.store import Store
 from purereplay.live.verdicts import unjudged
@@ -99,8 +99,11 @@ class Samples(ABC):
         """Return the number of a scored sample by its id, or None."""
 
     @abstractmethod
-    def image(self, number: int) -> Callable[[int], Shown]:
-        """Return the function that reads an image of at most a given size, in any thread; Refused if it cannot."""
+    def image(self, number: int, size: int) -> Shown | Callable[[], Shown]:
+        """Return an image of at most `size` pixels, or the function that reads it from a file, in any thread.
+
+        The function raises Refused if the file cannot be read.
+        """
 
     def input(self, number: int) -> Tensor:
         """Return a sample as a classifier takes it, (1, …); Refused if it cannot be read."""
@@ -139,8 +142,10 @@ class StateSamples(Samples):
         row = self.store.one(sql, [name])
         return None if row is None else int(row[0])
 
-    def image(self, number: int) -> Callable[[int], Shown]:
-        return partial(read_shown, copy_of(self.store, number))
+    def image(self, number: int, size: int) -> Shown | Callable[[], Shown]:
+        copy = copy_of(self.store, number)
+        read = partial(read_shown, copy, size)
+        return read if size > THUMBNAIL and copy.places else read()
 
     def input(self, number: int) -> Tensor:
         return inputs(self.store, np.array([number]))
@@ -186,8 +191,8 @@ class AuditSamples(Samples):
     def find(self, name: str) -> int | None:
         return self._found.get(name)
 
-    def image(self, number: int) -> Callable[[int], Shown]:
-        return partial(read_file, self.images, self._names[number])
+    def image(self, number: int, size: int) -> Shown | Callable[[], Shown]:
+        return partial(read_file, self.images, self._names[number], size)
 
 
 def _audit_rows(audit: Path) -> list[dict[str, str]]:
