@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from tiny_state import TINY, items
 
+from purereplay.errors import UserError
 from purereplay.live.learn import learn
 from purereplay.live.originals import THUMBNAIL, copy_of, read_file, read_shown, roots
 from purereplay.live.settings import Wanted
@@ -131,3 +132,15 @@ def test_a_path_of_a_foreign_state_does_not_lead_out_of_its_folder(state, photos
     for name in ("../secret/cat/00.jpg", str(photos.parent / "secret/cat/00.jpg"), "cat/\0.jpg", ""):
         found = read_shown(copy._replace(places=[(photos, name)]), 1024)
         assert "copy in the state" in found.note
+
+
+@pytest.mark.parametrize("text", ["[", "{}", "[1]", "null", "[" * 100_000])
+def test_a_list_of_folders_that_is_none_is_damage(tmp_path, text):
+    from tiny_state import tiny
+
+    with tiny(tmp_path / "state") as session:
+        session.take(items(0, 3))
+        with session.store.transaction():
+            session.store.write_fact("roots", text)
+        with pytest.raises(UserError, match="its list of folders cannot be read"):
+            roots(session.store)

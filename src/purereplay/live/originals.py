@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from purereplay.errors import UserError
 from purereplay.live.images import Pixels, read_content, read_encodable, read_pixels, read_view
 from purereplay.live.items import Refused
 from purereplay.live.lists import within
@@ -47,8 +48,14 @@ def first_root(store: Store) -> str | None:
 
 def roots(store: Store) -> list[str]:
     """Return the folders that a state was fed from, the first one first."""
-    first, others = store.fact(_ROOT), store.fact(_ROOTS)
-    return [] if first is None else [first, *map(str, json.loads(others or "[]"))]
+    first = store.fact(_ROOT)
+    try:
+        others = json.loads(store.fact(_ROOTS) or "[]")
+    except (ValueError, RecursionError):
+        others = None
+    if not isinstance(others, list) or not all(isinstance(text, str) for text in others):
+        raise UserError(f"{store.path} is damaged: its list of folders cannot be read.")
+    return [] if first is None else [first, *others[: _MOST - 1]]
 
 
 def add_root(store: Store, root: Path) -> None:

@@ -104,7 +104,7 @@ class Server:
             try:
                 yield
             finally:
-                self.readers.shutdown(cancel_futures=True)
+                self.readers.shutdown(wait=False, cancel_futures=True)
                 if self.teacher is not None:
                     self.teacher.end()
 
@@ -144,6 +144,8 @@ class Server:
             content = await self._picture(number, max(1, min(size or _LARGE, _LARGEST)))
         except Refused as reason:
             return PlainTextResponse(f"The image {reason}.", 404)
+        except UserError as error:  # the state is damaged
+            return PlainTextResponse(str(error), 500)
         headers = {"Cache-Control": "private, max-age=600"}
         return Response(content, media_type="image/png", headers=headers)
 
