@@ -1,6 +1,7 @@
 """The review page, measured in a headless Chromium: what 100 decisions buy, and a state of 100,000 samples.
 
     python benchmarks/review.py digits --out results/review     # docs/live.md's digits, reviewed with keys alone
+    python benchmarks/review.py digits --learner full-memory --digits 300 --out results/review      # its first 300
     python benchmarks/review.py first --out results/review      # time from `learn` to the first corrected label
     python benchmarks/review.py large --out results/review      # first page, next image and memory of the server
     python benchmarks/review.py report --folder FOLDER --out results/review     # of the state that `large` left there
@@ -36,6 +37,7 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 )
 CHROMIUM = "/usr/bin/chromium"
+PICTURES = Path(__file__).parent.parent / "docs" / "review"
 
 
 class Server:
@@ -134,12 +136,18 @@ def measured_accuracy(folder: Path, state: Path, truth: dict[str, str]) -> float
     return float(np.mean([truth[Path(row["image"]).name] == row["label"] for row in rows]))
 
 
-def digits(folder: Path, seed: int, *options: str) -> dict[str, Any]:
-    """Review 100 suspects of the document's digits with keys alone; undo 10, kill the server at 50, go on, export."""
+def digits(folder: Path, seed: int, n: int, *options: str) -> dict[str, Any]:
+    """Review 100 suspects of the document's first n digits with keys alone: undo 10, kill the server at 50, go on.
+
+    The digits of the folder `new` are the same for every n.
+    """
     sys.path.insert(0, str(Path(__file__).parent))
     from live import make_digits
 
     truth = make_digits(folder)
+    for path in (folder / "digits").rglob("*.png"):
+        if int(path.stem) >= n:
+            path.unlink()
     for path in (folder / "new").glob("*.png"):
         (folder / "test" / truth[path.name]).mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / "test" / truth[path.name] / path.name)
@@ -176,6 +184,7 @@ def digits(folder: Path, seed: int, *options: str) -> dict[str, Any]:
     wrong = [name for name in labels if truth[Path(name).name] != Path(name).parts[0]]
     return {
         "seed": seed,
+        "samples": len(list((folder / "digits").rglob("*.png"))),
         "decisions": len(labels),
         "decided_after_undo": decided_after_undo,
         "labels_right": sum(truth[Path(name).name] == label for name, label in labels.items()),
@@ -257,7 +266,7 @@ def make_large(folder: Path, n: int, n_labels: int = 10) -> Path:
     def pixels(label: int) -> np.ndarray:
         return np.asarray(np.clip(patterns[label] + dice.integers(0, 56, (28, 28)), 0, 255), np.uint8)
 
-    with Session.open(state, Wanted(overrides=small), Engine(torch.device("cpu"))) as session:
+    with Session.open(state, Wanted(learner="spr", overrides=small), Engine(torch.device("cpu"))) as session:
         session.take([Item(f"{i:06}.png", f"label {i % n_labels}", _png(pixels(i % n_labels))) for i in range(500)])
         session.work()
         store, learner = session.store, session.learner
@@ -277,7 +286,6 @@ def make_large(folder: Path, n: int, n_labels: int = 10) -> Path:
                     centrality=torch.from_numpy(dice.random(stop - start)),
                     selected_mask=torch.from_numpy(dice.random(stop - start) < 0.5),
                 )
-                session.taken = stop
                 current = store.write_learner(learner.state(), stop, learner.purified.index, report)
             store.tidy(current)
     return state
@@ -412,8 +420,10 @@ def looks(state: Path, axe: Path | None, pictures: Path) -> dict[str, Any]:
                         elif view == "help":
                             page.keyboard.press("?")
                         elif view == "report":
+                            page.set_viewport_size({"width": width, "height": 1240})
                             page.goto(out.as_uri())
-                            page.wait_for_selector("#histogram-sampled svg rect")
+                            page.wait_for_selector("figure svg")
+                            page.wait_for_timeout(500)
                         key = f"{view}-{width}-{scheme}"
                         if view != "help":
                             page.screenshot(path=str(pictures / f"{key}.png"))
@@ -437,14 +447,24 @@ def _violations(page: Any, axe: Path | None) -> dict[str, list[str]]:
     return by_impact
 
 
+def _name(arguments: argparse.Namespace) -> str:
+    """Return the name of the result file."""
+    if arguments.part != "digits":
+        return str(arguments.part)
+    learner = "" if arguments.learner == "spr" else f"-{arguments.learner}"
+    return f"digits{learner}{'' if arguments.digits == 1500 else f'-{arguments.digits}'}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("digits", "first", "large", "report", "looks"))
     parser.add_argument("--state", type=Path, help="state of digits, for the pictures")
+    parser.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
     parser.add_argument("--axe", type=Path, help="file axe.min.js of the npm package axe-core")
     parser.add_argument("--out", type=Path, help="folder for one JSON file per part")
     parser.add_argument("--samples", type=int, default=100_000, help="of the large state")
     parser.add_argument("--decisions", type=int, default=800, help="on the large state")
+    parser.add_argument("--digits", type=int, default=1500, help="digits that are learned, the first ones")
     parser.add_argument("--seeds", default="1,2,3", help="of digits, comma-separated")
     parser.add_argument("--learner", default="spr", help="of digits, as for `learn`")
     parser.add_argument("--folder", type=Path, help="working folder that is kept. (default: a temporary one)")
@@ -459,20 +479,20 @@ def main() -> None:
         elif arguments.part == "report":
             found = report(folder)
         elif arguments.part == "looks":
-            pictures = Path(__file__).parent.parent / "docs" / "review"
+            pictures = arguments.pictures
             found = looks(arguments.state, arguments.axe, pictures)
         else:
             found = []
             for seed in map(int, arguments.seeds.split(",")):
                 own = folder / secrets.token_hex(4)
                 own.mkdir(parents=True)
-                found.append(digits(own, seed, "--learner", arguments.learner))
+                found.append(digits(own, seed, arguments.digits, "--learner", arguments.learner))
                 print(json.dumps(found[-1], indent=2), flush=True)
     text = json.dumps(found, indent=2)
     print(text)
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / f"{arguments.part}.json").write_text(text + "\n")
+        (arguments.out / f"{_name(arguments)}.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def test_lines_of_progress_where_bars_are_not_shown(photos, cli, monkeypatch, sm
 def test_words_about_one_and_all(photos, cli, small_features):
     state = photos.parent / "state"
     cli("learn", photos, "--state", state)
-    assert "judged 3; all together once, again with" in " ".join(cli("status", "--state", state).out.split())
+    assert "judged 0; all together once, again with" in " ".join(cli("status", "--state", state).out.split())
     (photos / "bad.png").write_bytes(b"")
     done = cli("predict", "--state", state, photos / "bad.png")
     assert done.code == 2 and done.err.endswith("purereplay: The only image was refused.\n")

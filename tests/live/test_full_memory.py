@@ -242,12 +242,12 @@ def test_samples_of_a_label_that_the_classifier_does_not_know_wait(tmp_path, sma
         assert status(session.store)["waiting"] == 0
 
 
-def test_one_label_alone_is_accepted(tmp_path, small_features):
+def test_one_label_alone_cannot_be_judged(tmp_path, small_features):
     with tiny(tmp_path / "state", "full-memory") as session:
         session.take(items(0, 20, n_labels=1))
         session.work()
         found = status(session.store)
-        assert (found["accepted"], found["noise"]) == (20, [])
+        assert (found["accepted"], found["unjudged"], found["purified"], found["noise"]) == (0, 20, 20, [])
         assert ready_classifier(session.store, ENGINE)[1] == ["label 0"]
 
 
@@ -431,3 +431,28 @@ def audited_lines(folder: Path) -> list[str]:
     with Store.reading(folder) as store:
         audit(store, ENGINE, folder.parent / "audit.jsonl")
     return (folder.parent / "audit.jsonl").read_text().splitlines()
+
+
+def test_a_corrected_label_teaches_with_full_weight(tmp_path, small_features, monkeypatch):
+    """The classifier gets the label of a person with weight 1, whatever the models think of it."""
+    taught, judge, choose = [], opinion.judge_labels, opinion.choose_model
+
+    def doubted(*arguments, **options):
+        found = judge(*arguments, **options)
+        return found._replace(clean_probability=0.3 * found.clean_probability)
+
+    def counted(features, labels, weights, *arguments, **options):
+        taught.append((labels.copy(), weights.copy()))
+        return choose(features, labels, weights, *arguments, **options)
+
+    monkeypatch.setattr(opinion, "judge_labels", doubted)
+    monkeypatch.setattr(opinion, "choose_model", counted)
+    with tiny(tmp_path / "state", "full-memory") as session:
+        session.take(items(0, 60))
+        session.work(rest=True)
+        assert (taught[-1][1] <= 0.3).all()
+        session.correct({3: "label 1", 6: "brand new", 7: "label 1"})  # changed, new and confirmed
+        session.settle()
+    labels, weights = taught[-1]
+    assert labels[[3, 6, 7]].tolist() == [1, 3, 1] and weights[[3, 6, 7]].tolist() == [1, 1, 1]
+    assert (np.delete(weights, [3, 6, 7]) <= 0.3).all()

@@ -14,8 +14,9 @@ from tiny_state import TINY_OPTIONS, fingerprint, items, picture, png, tiny
 
 from purereplay.errors import BusyError, UserError
 from purereplay.live.decisions import Decision, DecisionLog, InEffect
+from purereplay.live.exporting import export_decisions
 from purereplay.live.items import Refused
-from purereplay.live.reviewed import Reviewed, absorbed, log_path
+from purereplay.live.reviewed import Reviewed, absorbed, check_log, log_path, warn_of_new_log
 from purereplay.live.store import Store
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -140,6 +141,42 @@ def test_a_log_that_lost_absorbed_entries_is_refused_and_a_deleted_one_begins_an
     log_path(state).unlink()
     with DecisionLog.writing(log_path(state), floor=2) as log:
         assert log.record([Decision("s3", "drop")], "anna", "b")[0].number == 3
+    assert absorb(state) == 1
+
+
+@pytest.mark.parametrize("how", ["no bytes", "no entries"])
+def test_an_emptied_log_is_refused(state, how, tmp_path):
+    record(state, Decision("s1", "drop"), Decision("s2", "keep", "label 2"))
+    absorb(state)
+    path = log_path(state)
+    if how == "no bytes":
+        path.write_bytes(b"")
+    else:
+        with sqlite3.connect(path) as database:
+            database.execute("DELETE FROM entries")
+        database.close()
+    with Store.reading(state) as store:
+        known = absorbed(store)
+    with pytest.raises(UserError, match="has lost decisions"), DecisionLog.writing(path, known.number) as log:
+        check_log(log, known)
+    with pytest.raises(UserError, match="has lost decisions"):
+        export_decisions(state, None, tmp_path / "fixes.csv")
+
+
+def test_a_deleted_log_begins_anew_with_a_warning(state, caplog):
+    record(state, Decision("s1", "drop"))
+    absorb(state)
+    path = log_path(state)
+    path.unlink()
+    with Store.reading(state) as store:
+        known = absorbed(store)
+    warn_of_new_log(path, known)
+    assert "decisions.sqlite is missing: a new log begins" in caplog.text
+    for _ in range(2):  # still empty when it is opened again
+        with DecisionLog.writing(path, known.number) as log:
+            check_log(log, known)
+    with DecisionLog.writing(path, known.number) as log:
+        assert log.record([Decision("s3", "drop")], "anna", "b")[0].number == 2
     assert absorb(state) == 1
 
 

@@ -157,5 +157,5 @@ def test_unknown_noise_is_said_to_be_unknown():
     from purereplay.report.state_report import _noise_section
 
     unknown = NoiseRate(float("nan"), 0.0, 1.0, 0)
-    text = _noise_section(["a", "b"], unknown, [unknown, unknown])
+    text = _noise_section(["a", "b"], unknown, [unknown, unknown], full=True)
     assert "nan" not in text and "unknown" in text and "<svg" not in text

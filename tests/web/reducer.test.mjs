@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { commandOf, current, initial, labelOfDigit, matches, reduce } from "../../src/purereplay/web/static/reducer.js";
-import { exact } from "../../src/purereplay/web/static/view.js";
+import { exact, suggestion, verdict } from "../../src/purereplay/web/static/view.js";
 
 const STATUS = { statistics: {}, opinion: 0 };
 const item = (sample, more = {}) => ({
@@ -190,4 +190,20 @@ test("several images are open again", () => {
 
 test("an accuracy has a decimal", () => {
   assert.equal(exact(0.9815), "98.2 %");
+});
+
+test("a label that could not be judged has no probability, and no probability is certain", () => {
+  assert.equal(verdict(item(0, { clean: null })), "could not be judged: too few samples have this label");
+  assert.match(suggestion(item(0, { clean: null, suggested: null, chance: null })), /no suggestion: too few/);
+  assert.equal(verdict(item(0, { clean: 1, accepted: true, buffer: null })), "right with probability over 99.9 %; accepted by the filter");
+  assert.equal(verdict(item(0, { clean: 0.2, accepted: false, buffer: 3 })), "right with probability 20 %; rejected by the filter, buffer 3");
+  assert.match(suggestion(item(0, { chance: 0.99997 })), /over 99.9 %/);
+});
+
+test("the page asks where an image comes from, once it is shown", () => {
+  const [state, effects] = run(started(), { type: "shown" });
+  assert.deepEqual(effects, [{ type: "source", sample: 0 }]);
+  const [told] = run(state, { type: "source", sample: 0, note: "file" });
+  assert.deepEqual(told.source, { sample: 0, note: "file" });
+  assert.deepEqual(run(told, { type: "shown" })[1], []);
 });

@@ -115,6 +115,13 @@ def test_only_files_of_the_page_are_served(page, name):
     assert answer.status_code == 404 and "Starlette" not in answer.text
 
 
+def test_a_label_with_a_nul_is_refused(page, untouched):
+    """CSV files and file names cannot have it."""
+    [one] = page.next(1)
+    answer = page.decide(one["sample"], "label", "a\0b")
+    assert answer.status_code == 400 and "NUL" in answer.json()["error"]
+
+
 def test_a_label_of_ten_megabytes_is_refused(page, untouched):
     [one] = page.next(1)
     assert page.decide(one["sample"], "label", "x" * 10_000_000).status_code == 413
@@ -200,7 +207,18 @@ def test_what_is_no_decision_is_refused(page, untouched, number):
 
 
 @pytest.mark.parametrize(
-    "wanted", [{"label": 5}, {"buffer": "0"}, {"buffer": True}, {"other": 1}, {"decision": "x"}, [1], "x"]
+    "wanted",
+    [
+        {"label": 5},
+        {"buffer": "0"},
+        {"buffer": True},
+        {"other": 1},
+        {"decision": "x"},
+        {"verdict": "x"},
+        {"verdict": True},
+        [1],
+        "x",
+    ],
 )
 def test_what_is_no_filter_is_refused(page, wanted):
     assert page.post("next", n=1, held=[], filter=wanted).status_code == 400

@@ -113,6 +113,7 @@ def test_mouse_search_filters_and_help(browser, served, state):
     page = tab.page
     wait_until(lambda: "probability" in tab.text("suggested-note") or "agrees" in tab.text("suggested-note"), 30)
     assert page.eval_on_selector("#near-given", "e => e.children.length") > 0
+    wait_until(lambda: "copy in the state, 6 × 6 pixels" in tab.text("source"), 10)
     page.click("text=Keep given label")
     tab.wait_saved(1)
     first = tab.text("name")
@@ -190,6 +191,7 @@ def test_an_audit_is_reviewed_without_a_state(browser, served, cli_audit):
     server = served(audit=audit, images=images)
     tab = Tab(browser, server.address)
     assert re.fullmatch(r"label \d/\d\d\.png", tab.text("name"))
+    wait_until(lambda: tab.text("source") == "file, 6 × 6 pixels", 10)
     tab.press("k")
     tab.wait_saved(1)
     assert len(tab.export()) == 1

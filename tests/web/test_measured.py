@@ -35,7 +35,27 @@ def test_reviewing_digits_with_the_default_learner():
     assert [run["seed"] for run in runs] == [1, 2, 3] and all(run["labels_right"] == 100 for run in runs)
     before, after = (100 * np.array([run[f"accuracy_{when}"] for run in runs]) for when in ("before", "after"))
     told = [f"{values.mean():.1f} ± {values.std(ddof=1):.1f} %" for values in (before, after)]
-    assert f"{told[0]} before and {told[1]} after" in TEXT
+    assert f"{told[0]} before and {told[1]} after" in " ".join(TEXT.split())
+
+
+def test_reviewing_a_few_digits_with_the_default_learner():
+    runs = read("digits-full-memory-300")
+    assert [run["seed"] for run in runs] == [1, 2, 3] and all(run["samples"] == 300 for run in runs)
+    for run in runs:
+        assert run["decisions"] == run["labels_right"] == 100 and run["state_holds_exactly_these"]
+        assert run["accuracy_after"] > run["accuracy_before"] and run["console_errors_and_other_hosts"] == []
+    before, after = (100 * np.array([run[f"accuracy_{when}"] for run in runs]) for when in ("before", "after"))
+    told = [f"{values.mean():.1f} ± {values.std(ddof=1):.1f} %" for values in (before, after)]
+    assert f"{told[0]} before and {told[1]} after" in " ".join(TEXT.split())
+    assert f"{runs[0]['were_wrong']} of them with a wrong label" in " ".join(TEXT.split())
+
+
+def test_what_a_reviewer_buys():
+    for row in read("gain"):
+        values = 100 * np.array(list(row["accuracy"].values()))
+        assert values.shape == (8, 4)
+        cells = [f"{m:.1f} ± {s:.1f}" for m, s in zip(values.mean(0), values.std(0, ddof=1), strict=True)]
+        assert f"| {row['samples']:,} | {100 * row['wrong']:.0f} % | {' | '.join(cells)} |" in TEXT
 
 
 def test_the_first_corrected_label():
@@ -66,6 +86,9 @@ def test_a_large_report():
     assert (
         found["megabytes"] < 8 and max(found["seconds_to_open"]) < 2 and found["console_errors_and_other_hosts"] == []
     )
+    opened = sorted(found["seconds_to_open"])
+    text = (ROOT / "docs" / "report.md").read_text()
+    assert f"it has {found['megabytes']:.1f} MB and opens in {opened[0]:.1f} to {opened[-1]:.1f} s" in text
 
 
 def test_accessibility():
@@ -80,6 +103,6 @@ def test_a_hundred_suspects_by_keys_alone(tmp_path, monkeypatch):
     sys.modules.pop("review", None)
     from review import digits
 
-    found = digits(tmp_path, 1)
+    found = digits(tmp_path, 1, 1500)
     assert found["decisions"] == found["labels_right"] == 100 and found["state_holds_exactly_these"]
     assert found["console_errors_and_other_hosts"] == [] and found["accuracy_after"] >= found["accuracy_before"] - 0.01

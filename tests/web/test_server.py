@@ -4,6 +4,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+import torch
 from review_page import Page, serving, wait_until
 from tiny_state import items, picture, png, tiny
 
@@ -87,7 +88,9 @@ def test_filters(page):
     label = everything[0]["given"]
     assert {one["given"] for one in page.next(60, label=label)} == {label}
     assert {one["buffer"] for one in page.next(60, buffer=1)} == {1}
-    assert {one["accepted"] for one in page.next(60, accepted=True)} == {True}
+    assert {one["accepted"] for one in page.next(60, verdict="accepted")} == {True}
+    assert {one["accepted"] for one in page.next(60, verdict="rejected")} == {False}
+    assert page.next(60, verdict="unjudged") == []
     assert page.next(60, label="nobody") == []
 
 
@@ -248,3 +251,77 @@ def test_a_clock_that_was_set_back_does_not_stop_learning(monkeypatch):
 @pytest.mark.parametrize("path", ["/image/" + "9" * 5000, "/image/0?size=" + "9" * 5000, "/image/-1", "/image/x"])
 def test_numbers_of_images_that_are_none(page, path):
     assert page.client.get(path).status_code in (200, 404)
+
+
+def test_a_label_with_too_few_samples_is_not_certain(tmp_path):
+    """It comes last, without a probability and without the agreement of a classifier that has learned it."""
+    from purereplay.live.audit import audit
+    from purereplay.live.items import Item
+    from purereplay.nets.engine import Engine
+
+    engine = Engine(torch.device("cpu"))
+    state, folder = tmp_path / "state", tmp_path / "images"
+    made = [*items(0, 40), *(Item(f"r{i}", "rare", png(picture(500 + i, 4))) for i in range(2))]
+    with tiny(state, learner="full-memory") as session:
+        session.take(made)
+        session.work(rest=True)
+    with Store.reading(state) as store:
+        audit(store, engine, tmp_path / "audit.csv")
+    folder.mkdir()
+    for subject in ({"state": state}, {"audit": tmp_path / "audit.csv", "images": folder}):
+        with serving(**subject) as client:
+            page = Page(client)
+            if "state" in subject:
+                wait_until(lambda page=page: page.post("status").json()["activity"] == "ready", 30)
+            some = page.next(60)
+            assert [one["name"] for one in some[-2:]] == ["r0", "r1"] and len(some) == 42
+            for one in some[-2:]:
+                assert one["clean"] is None and not one["accepted"] and not one["agrees"]
+                assert one["suggested"] != "rare" and one["near"]["given"] == []
+            assert all(one["buffer"] is None for one in some)  # there are none
+            assert [one["name"] for one in page.next(60, verdict="unjudged")] == ["r0", "r1"]
+            assert len(page.next(60, verdict="accepted")) + len(page.next(60, verdict="rejected")) == 40
+            found = page.post("status").json()["statistics"]
+            assert found["unjudged"] == 2 and client.get("/api/begin").json()["buffers"] == 0
+
+
+def test_wrong_labels_left_are_counted_among_those_that_were_judged():
+    from purereplay.purify.noise_rate import NoiseRate
+    from purereplay.web.statistics import statistics
+
+    found = statistics([], {}, 1000, NoiseRate(0.1, 0.1, 0.1, 500), n_unjudged=400)
+    assert found["left"]["rate"] == 60 and found["unjudged"] == 400
+
+
+def test_the_large_image_is_the_original(tmp_path):
+    import io
+
+    from PIL import Image
+
+    from purereplay.live.learn import learn
+    from purereplay.live.settings import Wanted
+
+    for i in range(24):
+        path = tmp_path / "photos" / ("cat", "dog")[i % 2] / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = Image.fromarray(np.random.default_rng(i).integers(0, 255, (4, 4, 3), np.uint8))
+        small.resize((300, 300)).save(path)
+    learn(str(tmp_path / "photos"), tmp_path / "state", Wanted(overrides={"first": "20"}), device="cpu")
+    with serving(state=tmp_path / "state") as client:
+        page = Page(client)
+
+        def size(number: int, wanted: int) -> tuple[int, int]:
+            answer = client.get(f"/image/{number}?size={wanted}")
+            assert answer.headers["content-type"] == "image/png"
+            return Image.open(io.BytesIO(answer.content)).size
+
+        one, other = (one["sample"] for one in page.next(2))
+        assert size(one, 1024) == (300, 300) and size(one, 200) == (200, 200) and size(one, 128) == (64, 64)
+        note = page.post("source", samples=[one]).json()
+        assert note == {"sample": one, "note": "file, 300 × 300 pixels"}
+        for path in (tmp_path / "photos").rglob("*.png"):
+            path.unlink()
+        assert "copy in the state, 64 × 64 pixels" in page.post("source", samples=[other]).json()["note"]
+        assert size(other, 1024) == (64, 64)
+        for samples in ([], [999], [-1], "x", [None]):
+            assert page.post("source", samples=samples).status_code == 400

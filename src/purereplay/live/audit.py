@@ -26,7 +26,7 @@ from purereplay.data.text import spreadsheet_safe
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, Estimate, read_noise
+from purereplay.live.verdicts import ALL, Estimate, read_noise, unjudged
 from purereplay.nets.engine import Engine
 
 _CHUNK = 500  # samples
@@ -35,13 +35,15 @@ _SCORED = """
         p.position IS NOT NULL,
         (SELECT l.label FROM corrections k JOIN classes l ON l.code = k.label WHERE k.position = d.position
          ORDER BY k.number DESC LIMIT 1),
-        l.label, l.probability, v.n_samples, v.reason
+        l.label, l.probability, v.n_samples, v.reason, u.position IS NOT NULL
     FROM decisions d JOIN samples s ON s.position = d.position JOIN classes c ON c.code = s.label
     LEFT JOIN moves m ON m.position = d.position
     LEFT JOIN purified p ON p.position = d.position
     LEFT JOIN likely l ON l.position = d.position
+    LEFT JOIN ({unjudged}) u ON u.position = d.position
     LEFT JOIN verdicts v ON v.number = (SELECT max(number) FROM verdicts w WHERE w.position = d.position)
-    ORDER BY EXISTS (SELECT 1 FROM corrections k WHERE k.position = d.position), d.probability, d.position
+    ORDER BY EXISTS (SELECT 1 FROM corrections k WHERE k.position = d.position), u.position IS NOT NULL, d.probability,
+        d.position
 """
 
 
@@ -50,8 +52,10 @@ class Line(NamedTuple):
 
     id: str  # with which it was added, or the path that its file was moved to
     given_label: str
-    clean_probability: float  # high = clean; 1 if a person has corrected or confirmed the label
-    decision: str  # accepted or rejected; corrected or confirmed by a person; spr and pure-replay draw the first two
+    clean_probability: float | None  # high = clean; 1 if a person has checked the label; None: not judged
+    # accepted or rejected, which spr and pure-replay draw; unjudged: too few samples have the label; corrected or
+    # confirmed by a person
+    decision: str
     likely_other_label: str | None  # None: the given label is the most likely one, or there is no classifier yet
     likely_other_probability: float | None
     corrected_label: str | None  # None: not corrected
@@ -71,13 +75,15 @@ class Audited(NamedTuple):
     scored: int
     rejected: int
     disputed: int  # rejected, and another label is more likely
+    unjudged: int  # too few samples have the label
     noise: Estimate | None  # share of wrong labels; None: unknown
 
 
 def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int], None] | None = None) -> Audited:
     """Write every scored sample, lowest clean probability first; the file is written whole or not at all.
 
-    Samples that a person has corrected come last. A file that ends in .jsonl has JSON lines, any other one CSV.
+    Samples that could not be judged come after all others, and those that a person has corrected last. A file that ends
+    in .jsonl has JSON lines, any other one CSV.
     `progress` is called with the number of samples written and their total.
     """
     store.check_destination(out)
@@ -95,6 +101,7 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
                 yield line
                 counts["scored"] += 1
                 counts["rejected"] += line.decision == "rejected"
+                counts["unjudged"] += line.decision == "unjudged"
                 counts["disputed"] += line.decision == "rejected" and line.likely_other_label is not None
                 if progress and counts["scored"] % _CHUNK == 0:
                     progress(counts["scored"], total)
@@ -102,7 +109,7 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
         with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
             write(file, counted())
         noise = read_noise(store).get((ALL, ALL))
-        return Audited(counts["scored"], counts["rejected"], counts["disputed"], noise)
+        return Audited(counts["scored"], counts["rejected"], counts["disputed"], counts["unjudged"], noise)
 
     return with_current(store, use)
 
@@ -130,14 +137,15 @@ def _cell(value: str | float | bool | None) -> str:
 def _lines(store: Store, classifier: Predictor | None) -> Iterator[Line]:
     """Yield the rows of the file."""
     labels, full = store.labels(), store.settings.learner == FULL_MEMORY
-    scored = store.database.execute(_SCORED)  # row by row: there may be millions
+    scored = store.database.execute(_SCORED.format(unjudged=unjudged(store)))  # row by row: there may be millions
     while chunk := list(islice(scored, _CHUNK)):
         stored = [(row[9], row[10] or 0.0) for row in chunk]
         likely = stored if full else _predictions(store, classifier, [row[0] for row in chunk])
         for row, (code, chance) in zip(chunk, likely, strict=True):
-            _, identity, given, probability, selected, centrality, number, in_purified, corrected, _, _, when, why = row
+            _, identity, given, clean, selected, centrality, number, in_purified, corrected, _, _, when, why, few = row
+            probability: float | None = None if few else clean
             other = None if code is None or labels[code] == given else labels[code]
-            decision = "accepted" if selected else "rejected"
+            decision = "unjudged" if few else "accepted" if selected else "rejected"
             if corrected is not None:  # what the filter said of the given label does not count any more
                 probability, decision = 1.0, "confirmed" if corrected == given else "corrected"
             yield Line(

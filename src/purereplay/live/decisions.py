@@ -120,6 +120,7 @@ class DecisionLog:
     def writing(cls, path: Path, floor: int = 0) -> Iterator[DecisionLog]:
         """Open or create a log; `floor`: number of the last entry that was absorbed from a log that is gone."""
         check_regular(_files(path))
+        is_new = not path.exists()
         opened = SameFile.create(path)
         with closing(schema.connect(path, write=True)) as database:
             with schema.transaction(database, path):
@@ -127,6 +128,8 @@ class DecisionLog:
                     for statement in schema.statements(_SCRIPT):
                         database.execute(statement)
                     database.execute(f"PRAGMA user_version = {_VERSION}")
+                    if is_new:  # a file that was emptied is not: its entries are lost
+                        database.execute(f"PRAGMA application_id = {min(floor, 2**31 - 1)}")
             log = cls(path, database, opened, floor)
             log.check()
             yield log
@@ -166,6 +169,10 @@ class DecisionLog:
         """Return number and digest of the newest entry; 0 and "" if there is none."""
         found = self._query("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1")
         return (int(found[0][0]), found[0][1].hex()) if found else (0, "")
+
+    def begins_after(self) -> int:
+        """Return the number of the last entry of a former log that was gone when this one was created; 0: none."""
+        return int(self._query("PRAGMA application_id")[0][0])
 
     def digest_of(self, number: int) -> str | None:
         """Return the digest of an entry, or None if there is no such entry."""

@@ -11,7 +11,7 @@ from purereplay.data.files import write_whole
 from purereplay.data.text import spreadsheet_safe
 from purereplay.errors import UserError
 from purereplay.live.decisions import DecisionLog, Entry, InEffect
-from purereplay.live.reviewed import log_path
+from purereplay.live.reviewed import Absorbed, absorbed, check_log, log_path, lost_decisions
 from purereplay.live.store import Store
 
 
@@ -34,8 +34,15 @@ def export_decisions(state: Path | None, audit: Path | None, out: Path) -> int:
     if state is not None:
         with Store.reading(state) as store:
             store.check_destination(out)
+            known = absorbed(store)
+    else:
+        known = Absorbed()
     path = log_path(state) if state is not None else audit_log(audit or Path())
     with DecisionLog.reading(path) as log:
+        if log is not None:
+            check_log(log, known)
+        elif known.number and path.exists():
+            raise lost_decisions(path)
         entries = [] if log is None else InEffect(log.entries()).all()
     if not entries:
         raise UserError(f"{path} holds no decisions yet: make some with `purereplay review`.")

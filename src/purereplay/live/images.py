@@ -88,7 +88,7 @@ def read_pixels(
     converted. With exact it is resized to `size` × `size`, if given. A grey image is converted if `shape` has colour;
     any other difference is refused.
     """
-    content = _content(image, root)
+    content = read_content(image, root)
     picture = _decode(content, None if fit == "exact" or shape is None else 2 * max(shape[1:]))
     return _fitted(picture, size, channels, shape, fit)
 
@@ -105,10 +105,25 @@ def read_encodable(
     image: Path | bytes, *, channels: int | None, shape: Shape, size: int, root: Path | None = None
 ) -> Encodable:
     """Read an image once, for a state whose images have `shape` and for an encoder of images of `size`; or Refused."""
-    content = _content(image, root)
+    content = read_content(image, root)
     picture = _decode(content, 2 * max(size, *shape[1:]))
     pixels = _fitted(picture, None, channels, shape, "pad")
     return Encodable(pixels, as_input(picture, size), hashlib.blake2b(content, digest_size=32).digest())
+
+
+class View(NamedTuple):
+    """An image as a person sees it, perhaps smaller than it is."""
+
+    pixels: Pixels  # uint8 (channels, height, width)
+    width: int  # of the image itself
+    height: int
+
+
+def read_view(content: bytes, size: int) -> View:
+    """Decode an image for a person, at most `size` pixels wide and high, or raise Refused."""
+    look, picture = look_at(content), _decode(content, size)
+    picture.thumbnail((size, size))
+    return View(_fitted(picture, None, None, None, "exact"), look.width, look.height)
 
 
 def _fitted(picture: Image.Image, size: int | None, channels: int | None, shape: Shape | None, fit: Fit) -> Pixels:
@@ -142,7 +157,7 @@ def is_other_file(path: Path) -> bool:
 
 def look_at(image: Path | bytes, root: Path | None = None) -> Look:
     """Return the size and colour of an image by its header, without decoding it; raises Refused."""
-    with _opened(_content(image, root)) as opened:
+    with _opened(read_content(image, root)) as opened:
         width, height = opened.size
         if opened.getexif().get(0x0112) in _TURNED:
             width, height = height, width
@@ -155,7 +170,8 @@ def named(shape: tuple[int, ...]) -> str:
     return f"a {'grey' if channels == 1 else 'colour'} image of {width}×{height}"
 
 
-def _content(image: Path | bytes, root: Path | None) -> bytes:
+def read_content(image: Path | bytes, root: Path | None) -> bytes:
+    """Return the bytes of an image, or raise Refused."""
     content = image if isinstance(image, bytes) else _read(image, root)
     if not content:
         raise Refused("is empty")

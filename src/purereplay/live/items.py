@@ -94,6 +94,8 @@ def checked_label(text: object) -> str:
         raise Refused("has an empty label")
     if len(label) > MAX_LABEL:
         raise Refused(f"has a label of {len(label):,} characters, more than {MAX_LABEL:,}")
+    if "\0" in label:  # no folder can have this name, and few programs read a table with it
+        raise Refused("has a label with a NUL character")
     return _encodable(label, "a label")
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import Store
+from purereplay.live.verdicts import TOO_FEW
 
 _COLUMNS = "s.id, c.label, v.probability, v.selected"
 _JOINED = "JOIN samples s USING (position) JOIN classes c ON c.code = s.label"
@@ -26,8 +27,8 @@ class Judgement(NamedTuple):
     number: int
     id: str
     given_label: str
-    clean_probability: float
-    decision: str  # accepted or rejected
+    clean_probability: float | None  # None: not judged
+    decision: str  # accepted or rejected; unjudged: too few samples have the label
     n_samples: int | None  # known then; None: the learner judges every sample once
     reason: str
 
@@ -36,6 +37,12 @@ def judgements(store: Store, since: int, limit: int) -> list[Judgement]:
     """Return verdicts with greater numbers than `since`, at most `limit`."""
     sql = _HISTORY if store.settings.learner == FULL_MEMORY else _ONCE
     return [
-        Judgement(number, name, label, probability, "accepted" if selected else "rejected", n_samples, reason)
+        Judgement(number, name, label, *_decision(probability, selected, reason), n_samples, reason)
         for number, name, label, probability, selected, n_samples, reason in store.query(sql, [since, limit])
     ]
+
+
+def _decision(probability: float, selected: int, reason: str) -> tuple[float | None, str]:
+    if reason == TOO_FEW:
+        return None, "unjudged"
+    return probability, "accepted" if selected else "rejected"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from purereplay.live.images import Pixels
 from purereplay.live.items import Item, Refused
+from purereplay.live.originals import add_root, first_root
 from purereplay.live.store import Store
 
-_ROOT = "root"  # fact: the folder that the first file of this state was in
 _N_FILES = 100  # files of the state that are searched for in a folder
 
 
@@ -49,9 +49,9 @@ class Moves:
         return None
 
     def added(self, position: int, pixels: Pixels, root: Path | None) -> None:
-        """Remember the content of a new sample, and the folder of the first one; call within a transaction."""
-        if root is not None and self.store.fact(_ROOT) is None:
-            self.store.write_fact(_ROOT, str(root.resolve()))
+        """Remember the content of a new sample, and its folder; call within a transaction."""
+        if root is not None:
+            add_root(self.store, root)
         if self._contents is not None:
             self._contents.setdefault(_digest(pixels.tobytes()), []).append(position)
 
@@ -66,7 +66,7 @@ class Moves:
 
     def _is_own(self, root: Path) -> bool:
         """Return whether a folder is that of this state's images, or stands for it since that one is gone."""
-        known = self.store.fact(_ROOT)
+        known = first_root(self.store)
         return known is None or known == str(root.resolve()) or not Path(known).exists()
 
     def _path(self, position: int) -> str:

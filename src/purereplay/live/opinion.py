@@ -21,7 +21,7 @@ from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.live.images import Shape
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, Estimate, Judgements, Noise, empty_judgements, fill
+from purereplay.live.verdicts import ALL, UNKNOWN, Estimate, Judgements, Noise, empty_judgements, fill
 from purereplay.purify.opinions import (
     IMAGE_KINDS,
     FeatureMap,
@@ -178,7 +178,8 @@ def form_opinion(
 def _judgements(found: Verdicts) -> Judgements:
     n = len(found.accepted)
     chance = found.class_probability[np.arange(n), found.likely_label]
-    return Judgements(0, found.clean_probability, found.accepted, found.likely_label, chance, np.ones(n, bool))
+    likely = np.where(found.unjudged, UNKNOWN, found.likely_label)
+    return Judgements(0, found.clean_probability, found.accepted, likely, chance, np.ones(n, bool))
 
 
 def _noise(table: NoiseTable) -> Noise:

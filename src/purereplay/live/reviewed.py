@@ -8,6 +8,7 @@ one, which then changes nothing.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from purereplay.live.session import Session
 from purereplay.live.store import DECISIONS, Store
 
 _FACT = "reviewed"
+_logger = logging.getLogger(__name__)
 
 
 class Absorbed(NamedTuple):
@@ -97,24 +99,38 @@ def record_corrections(state: Path, fixes: Path) -> list[Outcome]:
         correctable = (lambda position: None) if any_time else partial(check_scored, store)
         outcomes, labels = check(store, read_corrections(fixes), correctable)
         names = {row.position: row.id for row in store.rows(list(labels))}
-        floor = absorbed(store).number
+        known = absorbed(store)
+    warn_of_new_log(log_path(state), known)
     decisions = [Decision(names[position], "label", label) for position, label in labels.items()]
-    with DecisionLog.writing(log_path(state), floor) as log:
+    with DecisionLog.writing(log_path(state), known.number) as log:
+        check_log(log, known)
         log.record(decisions, "correct", secrets.token_hex(8))
     return outcomes
 
 
 def check_log(log: DecisionLog, known: Absorbed) -> None:
-    """Raise UserError if a log has lost entries that its state has absorbed; an empty log starts anew."""
-    number, _ = log.newest()
-    if not number or not known.number:
-        return
-    found = log.digest_of(known.number)
-    first_is_later = not log.entries()[0].number <= known.number
-    if found != known.digest and not first_is_later:
-        raise UserError(
-            f"{log.path} has lost decisions that the state has learned from: restore the folder from a copy, or delete "
-            "the file to begin a new log."
+    """Raise UserError if a log has lost entries that its state has absorbed; one that was deleted starts anew."""
+    entries = log.entries()
+    starts_anew = entries[0].number > known.number if entries else log.begins_after() == known.number
+    if known.number and not starts_anew and log.digest_of(known.number) != known.digest:
+        raise lost_decisions(log.path)
+
+
+def lost_decisions(path: Path) -> UserError:
+    """Return the error that a log has lost entries."""
+    return UserError(
+        f"{path} has lost decisions that the state has learned from: restore the folder from a copy, or delete the "
+        "file to begin a new log."
+    )
+
+
+def warn_of_new_log(path: Path, known: Absorbed) -> None:
+    """Say that a new log begins, if the one that the state has learned from is gone."""
+    if known.number and not path.exists():
+        _logger.warning(
+            "%s is missing: a new log begins. What the state has learned from earlier decisions stays, but they can no "
+            "longer be undone or exported.",
+            path,
         )
 
 

@@ -10,7 +10,7 @@ from purereplay.live.images import Shape
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.settings import StateSettings, buffer_sizes
 from purereplay.live.store import REJECTED, Store
-from purereplay.live.verdicts import ALL, last_revision, read_noise
+from purereplay.live.verdicts import ALL, last_revision, read_noise, unjudged
 
 
 class ClassStatus(TypedDict):
@@ -20,6 +20,7 @@ class ClassStatus(TypedDict):
     samples: int
     scored: int
     rejected: int
+    unjudged: int
 
 
 class NoiseStatus(TypedDict):
@@ -41,6 +42,7 @@ class Status(TypedDict):
     waiting: int
     accepted: int  # with those that a person has corrected
     rejected: int
+    unjudged: int  # scored, but too few samples have the label; neither accepted nor rejected
     buffers: int
     delayed_size: int | None  # None: the learner full-memory has no buffers
     purified: int  # samples that teach the classifier
@@ -69,19 +71,22 @@ def status(store: Store) -> Status:
 
         samples, scored = store.n_samples, count("SELECT count(*) FROM decisions")
         classes = store.query(
-            "SELECT c.label, count(s.position), count(d.position), count(r.position) FROM classes c"
+            "SELECT c.label, count(s.position), count(d.position), count(r.position), count(u.position) FROM classes c"
             " LEFT JOIN samples s ON s.label = c.code LEFT JOIN decisions d ON d.position = s.position"
-            f" LEFT JOIN ({REJECTED}) r ON r.position = s.position GROUP BY c.code ORDER BY c.code"
+            f" LEFT JOIN ({unjudged(store)}) u ON u.position = s.position"
+            f" LEFT JOIN ({REJECTED}) r ON r.position = s.position AND u.position IS NULL"
+            " GROUP BY c.code ORDER BY c.code"
         )
-        rejected = count(f"SELECT count(*) FROM ({REJECTED})")
+        n_rejected, n_unjudged = (sum(row[column] for row in classes) for column in (3, 4))
         settings = store.settings
         delayed_size, purified_size = buffer_sizes(settings) or (None, None)
         return {
             "samples": samples,
             "scored": scored,
             "waiting": samples - scored,
-            "accepted": scored - rejected,
-            "rejected": rejected,
+            "accepted": scored - n_rejected - n_unjudged,
+            "rejected": n_rejected,
+            "unjudged": n_unjudged,
             "buffers": count("SELECT coalesce(max(buffer) + 1, 0) FROM decisions") if delayed_size else 0,
             "delayed_size": delayed_size,
             "purified": count("SELECT count(*) FROM purified"),
@@ -99,7 +104,10 @@ def status(store: Store) -> Status:
             "seed": settings.seed,
             "encoder": None if settings.encoder is None else settings.encoder.text,
             "bytes": _bytes(store.folder),
-            "classes": [{"label": label, "samples": n, "scored": m, "rejected": r} for label, n, m, r in classes],
+            "classes": [
+                {"label": label, "samples": n, "scored": m, "rejected": r, "unjudged": u}
+                for label, n, m, r, u in classes
+            ],
         }
 
 

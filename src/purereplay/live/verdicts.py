@@ -1,8 +1,9 @@
 """Verdicts of the learner `full-memory` in the tables of a state, with their history.
 
-`decisions` and `likely` have the current verdict on every sample. `verdicts` has the first one, every later one that
-changed a decision, and those of a person. `revisions` has each time that all samples were judged, and `noise` the
-estimate of the last time.
+`decisions` and `likely` have the current verdict on every sample. A sample that is not in `likely` could not be judged,
+since too few samples have its label; its probability is only the share of right labels in all. `verdicts` has the first
+verdict, every later one that changed a decision, and those of a person. `revisions` has each time that all samples were
+judged, and `noise` the estimate of the last time.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import Store
+from purereplay.purify.beta_mixture import MIN_SAMPLES
 
 _ROWS = 5000  # written at once
+_UNCORRECTED = "position NOT IN (SELECT position FROM corrections)"
 ALL = -1  # in the table `noise`: of all given labels, or to all others
+UNKNOWN = -1  # most likely label of a sample that could not be judged
 FIRST = "first judged"
 ARRIVED = "judged by the classifier when it arrived"
 PERSON = "corrected by a person"
+TOO_FEW = "not judged: too few samples have this label"
 
 
 class Judgements(NamedTuple):
@@ -30,7 +36,7 @@ class Judgements(NamedTuple):
     start: int  # position of the first one
     probability: NDArray[np.float64]  # of being clean, high = clean
     selected: NDArray[np.bool_]  # accepted
-    likely: NDArray[np.int64]  # most likely true label
+    likely: NDArray[np.int64]  # most likely true label; UNKNOWN: too few samples have the given one
     likely_probability: NDArray[np.float64]
     known: NDArray[np.bool_]  # False: the sample could not be judged yet
 
@@ -116,12 +122,13 @@ def _write(store: Store, revision: int, n_samples: int, judged: Judgements, firs
         before = _decisions(store, positions)
         rows = list(_rows(judged, positions))
         store.put("decisions", [(p, revision, chance, 0.0, selected) for p, chance, selected, _, _ in rows])
-        store.put("likely", [(p, label, chance) for p, _, _, label, chance in rows])
+        store.delete("likely", "position", [(p,) for p, _, _, label, _ in rows if label == UNKNOWN])
+        store.put("likely", [(p, label, chance) for p, _, _, label, chance in rows if label != UNKNOWN])
         history = []
-        for p, chance, selected, _, _ in rows:
-            if before.get(p) != selected:
+        for p, chance, selected, label, _ in rows:
+            if before.get(p) != (selected, label != UNKNOWN):
                 n_new, n_changed = n_new + (p not in before), n_changed + (p in before)
-                why = reason if p in before else first
+                why = TOO_FEW if label == UNKNOWN else reason if p in before else first
                 history.append((next(numbers), p, revision, n_samples, chance, selected, why))
         store.insert("verdicts", history)
     return Written(n_new, n_changed)
@@ -133,10 +140,34 @@ def _pieces(judged: Judgements) -> Iterator[NDArray[np.int64]]:
         yield positions[start : start + _ROWS]
 
 
-def _decisions(store: Store, positions: NDArray[np.int64]) -> dict[int, int]:
-    """Return the current decisions by position."""
+def _decisions(store: Store, positions: NDArray[np.int64]) -> dict[int, tuple[int, bool]]:
+    """Return the current decisions by position, and whether the sample could be judged."""
+    sql = (
+        "SELECT d.position, d.selected, l.position FROM decisions d LEFT JOIN likely l USING (position)"
+        " WHERE d.position BETWEEN ? AND ?"
+    )
     ends = [int(positions[0]), int(positions[-1])]
-    return dict(store.query("SELECT position, selected FROM decisions WHERE position BETWEEN ? AND ?", ends))
+    return {position: (selected, likely is not None) for position, selected, likely in store.query(sql, ends)}
+
+
+def unjudged(store: Store) -> str:
+    """Return the query for the positions of samples that could not be judged, and that no person has corrected.
+
+    A learner with buffers could not judge a label with too few samples in its buffer.
+    """
+    if store.settings.learner == FULL_MEMORY:
+        return f"SELECT position FROM decisions WHERE position NOT IN (SELECT position FROM likely) AND {_UNCORRECTED}"
+    options = getattr(store.settings, "options", None)
+    alone = store.settings.learner == "spr" or getattr(options, "small_class", None) == "drop"  # no other opinion
+    n = MIN_SAMPLES if alone and getattr(options, "filter", None) == "self-centered" else 0
+    few = (
+        "SELECT d.buffer, s.label FROM decisions d JOIN samples s USING (position)"
+        f" GROUP BY d.buffer, s.label HAVING count(*) < {n}"
+    )
+    return (
+        "SELECT position FROM decisions d JOIN samples s USING (position)"
+        f" WHERE (d.buffer, s.label) IN ({few}) AND {_UNCORRECTED}"
+    )
 
 
 def _rows(judged: Judgements, positions: NDArray[np.int64]) -> Iterator[tuple[int, float, int, int, float]]:

@@ -7,6 +7,7 @@ labels it works on. The result of a label depends on its samples and their order
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,9 @@ def filter_on_ray(
         raise UserError(f"{destination} exists already: choose another folder for the scores.")
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler):  # on the terminal; its files stay as they are
+            handler.setLevel(logging.ERROR)
     # sorting needs no actors that hold cores for as long as the shuffle lasts: it works on a cluster of two cores
     context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     items = [{"path": str(part.path.absolute()), "first_row": part.first_row} for part in parts]

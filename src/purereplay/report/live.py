@@ -308,6 +308,8 @@ def show_audit(path: Path, done: Audited) -> None:
         markup=False,
     )
     out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
+    if done.unjudged:
+        out.print(f"could not be judged, since too few samples have the label: {done.unjudged:,}; they come last")
     if done.noise is not None:
         out.print(f"estimated share of wrong labels: {_share(done.noise)}; `status` lists it by label and by pair")
 
@@ -383,6 +385,8 @@ def show_status(status: Status, form: str) -> None:
         return
     out.print(_summary(status))
     table = Table("label", "samples", "scored", "rejected", box=None, padding=(0, 2, 0, 0))
+    if status["unjudged"]:
+        table.add_column("not judged")
     for column in table.columns[1:]:
         column.justify = "right"
     noise = {row["given"]: row for row in status["noise"] if row["likely"] is None}
@@ -390,6 +394,8 @@ def show_status(status: Status, form: str) -> None:
         table.add_column("wrong, estimated", justify="right")
     for row in status["classes"]:
         cells = [f"{row['samples']:,}", f"{row['scored']:,}", f"{row['rejected']:,}"]
+        if status["unjudged"]:
+            cells.append(f"{row['unjudged']:,}")
         if noise:
             cells.append(_told(noise[row["label"]]) if row["label"] in noise else "–")
         table.add_row(Text(printable(row["label"])), *cells)
@@ -415,13 +421,19 @@ def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
     following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
     revisions = times(status["revisions"]) if status["revisions"] else "not yet"
-    table.add_row("judged", f"{status['scored']:,}; all together {revisions}{following}")
+    table.add_row("judged", f"{status['scored'] - status['unjudged']:,}; all together {revisions}{following}")
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
+    _add_unjudged(table, status)
     table.add_row("waiting", f"{status['waiting']:,}")
     table.add_row("teaching the classifier", f"{status['purified']:,}")
     table.add_row("corrected", f"{status['corrected']:,}")
     overall = [row for row in status["noise"] if row["given"] is None]
     table.add_row("wrong labels, estimated", _told(overall[0]) if overall else "unknown")
+
+
+def _add_unjudged(table: Table, status: Status) -> None:
+    if status["unjudged"]:
+        table.add_row("could not be judged", f"{status['unjudged']:,}: too few samples have the label")
 
 
 def _summary(status: Status) -> Table:
@@ -434,6 +446,7 @@ def _summary(status: Status) -> Table:
     else:
         table.add_row("scored", f"{status['scored']:,} in {status['buffers']:,} buffers")
         table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
+        _add_unjudged(table, status)
         table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
         table.add_row("in the purified buffer", f"{status['purified']:,} of {status['purified_size']}")
         table.add_row(

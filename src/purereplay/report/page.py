@@ -26,7 +26,7 @@ class Tile(NamedTuple):
 
     pixels: NDArray[np.uint8]  # (C, H, W)
     label: str
-    probability: float  # of being clean
+    probability: float | str  # of being clean; a text where there is none
     title: str = ""
     is_wrong: bool = False
 
@@ -50,6 +50,11 @@ def text(value: object) -> str:
     return html.escape(str(value))
 
 
+def _unbroken(words: str) -> str:
+    """Return text for HTML in which no line ends between a number and its percent sign."""
+    return text(words).replace(" %", "&nbsp;%")
+
+
 def section(title: str, *parts: str) -> str:
     """Return a part with a heading."""
     return f"<section><h2>{text(title)}</h2>{''.join(parts)}</section>\n"
@@ -57,12 +62,12 @@ def section(title: str, *parts: str) -> str:
 
 def paragraph(words: str, *, soft: bool = False) -> str:
     """Return a paragraph."""
-    return f"<p{' class=soft' if soft else ''}>{text(words)}</p>"
+    return f"<p{' class=soft' if soft else ''}>{_unbroken(words)}</p>"
 
 
 def headline(numbers: Sequence[tuple[str, str, str]]) -> str:
     """Return the most important numbers: value, name and note."""
-    cells = "".join(f"<div><b>{text(v)}</b>{text(name)}<br><span>{text(n)}</span></div>" for v, name, n in numbers)
+    cells = "".join(f"<div><b>{text(v)}</b>{text(name)}<br><span>{_unbroken(n)}</span></div>" for v, name, n in numbers)
     return f'<div class="headline">{cells}</div>'
 
 
@@ -98,9 +103,12 @@ def gallery(tiles: Sequence[Tile]) -> str:
     """Return images with label and clean probability."""
     cells = []
     for tile in tiles:
-        alt = f"{tile.label}, clean with probability {tile.probability:.2f}{', wrong label' if tile.is_wrong else ''}"
+        is_text = isinstance(tile.probability, str)
+        chance = tile.probability if is_text else f"{tile.probability:.2f}"
+        clean = f"{'' if is_text else 'clean with probability '}{chance}"
+        alt = f"{tile.label}, {clean}{', wrong label' if tile.is_wrong else ''}"
         image = f'<img src="{data_address(tile.pixels)}" alt="{text(alt)}" title="{text(tile.title)}" loading="lazy">'
-        note = f'<span class="label">{text(tile.label)}</span>{tile.probability:.2f}'
+        note = f'<span class="label">{text(tile.label)}</span>{chance}'
         cells.append(f"<li{' class=wrong' if tile.is_wrong else ''}>{image}{note}</li>")
     return f'<ul class="gallery">{"".join(cells)}</ul>'
 

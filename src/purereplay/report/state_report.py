@@ -20,7 +20,7 @@ from purereplay.live.predict import with_current
 from purereplay.live.settings import StateSettings
 from purereplay.live.status import Status, status
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, Estimate, last_revision, read_noise
+from purereplay.live.verdicts import ALL, Estimate, last_revision, read_noise, unjudged
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
@@ -34,8 +34,8 @@ from purereplay.report.terminal import percent, times
 
 _NOISE_SAMPLE = 2000  # scored samples for the noise estimate
 _SCORED = (
-    "SELECT d.position, s.label, d.probability, d.centrality, d.selected, d.buffer"
-    " FROM decisions d JOIN samples s USING (position) ORDER BY d.position"
+    "SELECT d.position, s.label, iif(u.position IS NULL, d.probability, NULL), d.centrality, d.selected, d.buffer"
+    " FROM decisions d JOIN samples s USING (position) LEFT JOIN ({unjudged}) u USING (position) ORDER BY d.position"
 )
 Progress = Callable[[str, int, int], None]
 
@@ -45,7 +45,7 @@ class Verdicts(NamedTuple):
 
     position: NDArray[np.int64]
     label: NDArray[np.int64]
-    probability: NDArray[np.float64]
+    probability: NDArray[np.float64]  # NaN: the sample could not be judged
     centrality: NDArray[np.float64]
     accepted: NDArray[np.bool_]
     buffer: NDArray[np.int64]
@@ -75,37 +75,41 @@ def _parts(
     store: Store, current: Current | None, facts: Status, engine: Engine, extent: Extent, progress: Progress
 ) -> list[str]:
     names = store.labels()
-    columns = list(zip(*store.query(_SCORED), strict=True)) or [()] * 6
+    columns = list(zip(*store.query(_SCORED.format(unjudged=unjudged(store))), strict=True)) or [()] * 6
     kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_, np.int64)
     verdicts = Verdicts(*(np.array(values, kind) for values, kind in zip(columns, kinds, strict=True)))
     if current is None or not len(verdicts.position):
-        return [_headline(facts, None), page.paragraph("No buffer was scored yet.")]
+        return [_headline(facts, None), page.paragraph("No sample was scored yet.")]
     progress("estimating the noise", 0, 1)
     overall, by_label = _noise(store, current, engine, verdicts, len(names))
     full = store.settings.learner == FULL_MEMORY
     return [
         _headline(facts, overall),
-        _noise_section(names, overall, by_label),
-        _purified_section(store, names, facts),
+        page.row(
+            _noise_section(names, overall, by_label, full=full), _purified_section(store, names, facts, full=full)
+        ),
         _opinions_section(store) if full else _histogram_section(store, verdicts, names, extent.n_fixed, progress),
-        *_galleries(store, verdicts, names, extent.n_images, progress),
+        *_galleries(store, verdicts, names, extent.n_images, progress, full=full),
         _facts_section(store, facts),
     ]
 
 
 def _headline(facts: Status, noise: NoiseRate | None) -> str:
     full = facts["purified_size"] is None
-    how = f"{times(facts['revisions'])} together" if full else f"in {facts['buffers']:,} buffers"
-    size = "all that are accepted or corrected" if full else f"of {facts['purified_size']:,}"
+    how = f"all together {times(facts['revisions'])}" if full else f"in {facts['buffers']:,} buffers"
+    size = "all that are not rejected or dropped" if full else f"of {facts['purified_size']:,}"
     place = "teaching the classifier" if full else "in the purified buffer"
+    n_judged = facts["scored"] - facts["unjudged"]
     numbers = [
-        (f"{facts['scored']:,}", "samples scored", f"{how}, {facts['waiting']:,} waiting"),
+        (f"{n_judged:,}", "samples judged", f"{how}, {facts['waiting']:,} waiting"),
         (f"{facts['accepted']:,}", "accepted", f"{facts['rejected']:,} rejected"),
         (f"{facts['purified']:,}", place, size),
         (f"{facts['corrected']:,}", "labels by people", f"{facts['corrected_in_purified']:,} {place}"),
     ]
+    if facts["unjudged"]:
+        numbers.append((f"{facts['unjudged']:,}", "could not be judged", "too few samples have the label"))
     if noise is not None and noise.n:
-        rates = f"{percent(noise.low)} to {percent(noise.high)}, estimated from {noise.n:,} samples"
+        rates = f"{percent(noise.low)} to {percent(noise.high)}, of {noise.n:,} samples"
         numbers.insert(0, (percent(noise.rate), "wrong labels, estimated", rates))
     return page.headline(numbers)
 
@@ -128,10 +132,11 @@ def _rate(found: Estimate | None) -> NoiseRate:
     return NoiseRate(float("nan"), 0.0, 1.0, 0) if found is None else NoiseRate(*found[1:], found.n)
 
 
-def _noise_section(names: list[str], overall: NoiseRate, by_label: list[NoiseRate]) -> str:
+def _noise_section(names: list[str], overall: NoiseRate, by_label: list[NoiseRate], *, full: bool) -> str:
     if not overall.n:
         text = "The share of wrong labels is unknown: no label has enough samples to compare them with each other."
         return page.section("Noise by label", page.paragraph(text))
+    how = "by the models below" if full else "from the labels of similar images"
     figure = pictures.rates_figure(names, [(r.rate, r.low, r.high) for r in by_label], "wrong labels, %")
     rows = [
         (n, f"{r.n:,}", *(map(percent, r[:3]) if r.n else ("–",) * 3)) for n, r in zip(names, by_label, strict=True)
@@ -139,24 +144,30 @@ def _noise_section(names: list[str], overall: NoiseRate, by_label: list[NoiseRat
     return page.section(
         "Noise by label",
         page.paragraph(
-            "Estimated share of wrong labels among the scored samples, from the labels of similar images, with the "
-            f"95 % interval. Over all labels: {percent(overall.rate)}. The true labels are not known."
+            f"Estimated share of wrong labels, {how}, "
+            f"with its 95 % interval. Over all labels: {percent(overall.rate)}. The true labels are not known."
+            + (" Labels that people have checked are left out." if full else "")
         ),
         page.picture(figure, "Estimated share of wrong labels by given label, with 95 % intervals"),
         page.details("As a table", page.table(("label", "samples counted", "rate", "low", "high"), rows, range(1, 5))),
     )
 
 
-def _purified_section(store: Store, names: list[str], facts: Status) -> str:
+def _purified_section(store: Store, names: list[str], facts: Status, *, full: bool) -> str:
     corrected = dict(store.query("SELECT position, label FROM corrections ORDER BY number"))
     held = store.query("SELECT p.position, s.label FROM purified p JOIN samples s USING (position)")
     codes = [corrected.get(position, label) for position, label in held]
     counts = np.bincount(np.array(codes, np.int64), minlength=len(names)).tolist()
-    rows = [(row["label"], row["samples"], row["scored"], row["rejected"]) for row in facts["classes"]]
+    rows = [[row["label"], *(row[key] for key in ("samples", "scored", "rejected"))] for row in facts["classes"]]
+    head = ["label", "samples", "scored", "rejected"]
+    if facts["unjudged"]:
+        head.append("not judged")
+        rows = [[*cells, row["unjudged"]] for cells, row in zip(rows, facts["classes"], strict=True)]
+    caption = "Samples that teach the classifier, by label" if full else "Samples in the purified buffer by label"
     return page.section(
-        "Purified buffer",
-        page.picture(pictures.balance_figure(names, counts, None), "Samples in the purified buffer by label"),
-        page.details("Samples by label", page.table(("label", "samples", "scored", "rejected"), rows, range(1, 4))),
+        "Samples that teach" if full else "Purified buffer",
+        page.picture(pictures.balance_figure(names, counts, None), caption),
+        page.details("Samples by label", page.table(head, rows, range(1, len(head)))),
     )
 
 
@@ -208,25 +219,39 @@ def _has_patches(settings: StateSettings) -> bool:
     return getattr(settings.options, "features", None) in ("patches", "combined")
 
 
-def _galleries(store: Store, verdicts: Verdicts, names: list[str], n: int, progress: Progress) -> list[str]:
+def _galleries(
+    store: Store, verdicts: Verdicts, names: list[str], n: int, progress: Progress, *, full: bool
+) -> list[str]:
     held = {position for (position,) in store.query("SELECT position FROM purified")}
     corrected = dict(store.query("SELECT position, label FROM corrections ORDER BY number"))
-    is_held = np.isin(verdicts.position, list(held))
-    sure = np.argsort(-verdicts.probability, kind="stable")
+    is_held, by_person = (np.isin(verdicts.position, list(some)) for some in (held, corrected))
+    is_unjudged = np.isnan(verdicts.probability)
+    sure = np.argsort(-np.where(by_person, np.inf, verdicts.probability), kind="stable")  # NaN is last
+    doubtful = np.argsort(verdicts.probability, kind="stable")
+    is_rejected = ~verdicts.accepted & ~by_person & ~is_unjudged
     parts = []
     for title, rows, order in (
-        ("Purified buffer, the surest first", sure[is_held[sure]], "highest"),
-        ("Rejected, the most doubtful first", sure[::-1][~verdicts.accepted[sure[::-1]]], "lowest"),
+        (
+            f"{'Teaching' if full else 'Purified buffer'}, the surest first",
+            sure[is_held[sure]],
+            "by clean probability, highest first",
+        ),
+        ("Rejected, the most doubtful first", doubtful[is_rejected[doubtful]], "by clean probability, lowest first"),
+        ("Not judged, since too few samples have the label", np.flatnonzero(is_unjudged), ""),
     ):
         shown = rows[:n]
+        if not len(shown) and not order:
+            continue
         tiles = []
         for i, row in enumerate(shown.tolist()):
             if i % 100 == 0:
                 progress("images", i, len(shown))
             [sample] = store.rows([int(verdicts.position[row])])
             code = corrected.get(sample.position, int(verdicts.label[row]))
-            tiles.append(Tile(sample.pixels, names[code], float(verdicts.probability[row]), sample.id))
-        note = f"{len(shown):,} of {len(rows):,}, by clean probability, {order} first; below each image its label."
+            chance = "by a person" if by_person[row] else "not judged" if is_unjudged[row] else None
+            probability = chance or float(verdicts.probability[row])
+            tiles.append(Tile(sample.pixels, names[code], probability, sample.id))
+        note = f"{len(shown):,} of {len(rows):,}{order and f', {order}'}; below each image its label."
         parts.append(page.section(title, page.paragraph(note, soft=True), page.gallery(tiles)))
     return parts
 

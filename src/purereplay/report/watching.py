@@ -17,7 +17,9 @@ from purereplay.data.catalogue import info_for
 from purereplay.data.text import printable
 from purereplay.errors import UserError
 from purereplay.evaluate.results import RunDirectory
+from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import DATABASE, REJECTED, Store
+from purereplay.live.verdicts import unjudged
 from purereplay.report.terminal import duration, out, percent
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -83,12 +85,19 @@ def _state(path: Path) -> View:
             return int(store.one(sql)[0])
 
         scored = count("SELECT count(*) FROM decisions")
-        rejected = count(f"SELECT count(*) FROM ({REJECTED})")
+        few = unjudged(store)
+        n_unjudged = count(f"SELECT count(*) FROM ({few})")
+        rejected = count(f"SELECT count(*) FROM ({REJECTED}) WHERE position NOT IN ({few})")
+        full = store.settings.learner == FULL_MEMORY
         n_labels = count("SELECT count(*) FROM classes")
         rows = [
             ("samples", f"{store.n_samples:,} of {n_labels:,} labels"),
-            ("accepted, rejected", f"{scored - rejected:,}, {rejected:,}"),
-            ("in the purified buffer", f"{count('SELECT count(*) FROM purified'):,}"),
+            ("accepted, rejected", f"{scored - rejected - n_unjudged:,}, {rejected:,}"),
+            *([("could not be judged", f"{n_unjudged:,}")] if n_unjudged else []),
+            (
+                "teaching the classifier" if full else "in the purified buffer",
+                f"{count('SELECT count(*) FROM purified'):,}",
+            ),
             ("labels by people", f"{count('SELECT count(DISTINCT position) FROM corrections'):,}"),
         ]
         return View(rows, scored, store.n_samples, "samples scored")

@@ -1,11 +1,13 @@
-"""The server of the review page: a few routes over the desk. All of them run in the thread of the event loop."""
+"""The server of the review page: a few routes over the desk, in the thread of the event loop; others decode files."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,7 +26,8 @@ from purereplay.errors import UserError
 from purereplay.live.decisions import DecisionLog
 from purereplay.live.images import Pixels
 from purereplay.live.items import Refused
-from purereplay.live.reviewed import absorbed, check_log
+from purereplay.live.originals import THUMBNAIL
+from purereplay.live.reviewed import absorbed, check_log, warn_of_new_log
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 from purereplay.web import opinions
@@ -36,8 +39,11 @@ from purereplay.web.teaching import Teacher
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _KINDS = ("keep", "label", "unsure", "drop")
 _CHOICES = ("open", "decided", *_KINDS)  # of the filter by decision
+_VERDICTS = ("accepted", "rejected", "unjudged")
 _MAX_NAME = 100  # characters of a name that the page chose: reviewer, page, action
-_THUMBNAIL = 512  # pixels
+_LARGE, _LARGEST = 1024, 2048  # pixels of an image, unless the page asks for fewer, and at most
+_READERS = 2  # files decoded at once
+_MAX_NOTES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +68,8 @@ class Server:
         self.desk: Desk
         self.name = ""  # of the subject, the same after every start
         self.first_accuracy: float | None = None
+        self.notes: dict[int, str] = {}  # where the large images come from, by number
+        self.readers = ThreadPoolExecutor(_READERS, "reader")  # of files
         self.n_opinions = 0  # counts the changes of what is suggested
         folder = files("purereplay.web") / "static"
         self.static = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
@@ -82,6 +90,8 @@ class Server:
         with ExitStack() as stack:
             samples = self._samples(stack)
             self.name = hashlib.blake2b(str(samples.log.resolve()).encode(), digest_size=8).hexdigest()
+            if isinstance(samples, StateSamples):
+                warn_of_new_log(samples.log, absorbed(samples.store))
             log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))
             if isinstance(samples, StateSamples):
                 check_log(log, absorbed(samples.store))
@@ -94,6 +104,7 @@ class Server:
             try:
                 yield
             finally:
+                self.readers.shutdown(wait=False, cancel_futures=True)
                 if self.teacher is not None:
                     self.teacher.end()
 
@@ -130,11 +141,38 @@ class Server:
         if number is None or not self.desk.has(number):
             return PlainTextResponse("There is no such image.", 404)
         try:
-            pixels = self.desk.samples.pixels(number)
+            content = await self._picture(number, max(1, min(size or _LARGE, _LARGEST)))
         except Refused as reason:
             return PlainTextResponse(f"The image {reason}.", 404)
+        except UserError as error:  # the state is damaged
+            return PlainTextResponse(str(error), 500)
         headers = {"Cache-Control": "private, max-age=600"}
-        return Response(_png(pixels, size or 1024), media_type="image/png", headers=headers)
+        return Response(content, media_type="image/png", headers=headers)
+
+    async def _picture(self, number: int, size: int) -> bytes:
+        """Return an image as PNG, and remember where it comes from; Refused if it cannot be read."""
+        found = self.desk.samples.image(number, size)  # the database belongs to this thread, files do not
+
+        def picture() -> tuple[bytes, str]:
+            shown = found() if callable(found) else found
+            return _png(shown.pixels, size), shown.note
+
+        in_thread = asyncio.get_running_loop().run_in_executor
+        content, note = await in_thread(self.readers, picture) if callable(found) else picture()
+        if size > THUMBNAIL:
+            self.notes[number] = note
+        if len(self.notes) > _MAX_NOTES:
+            del self.notes[next(iter(self.notes))]
+        return content
+
+    async def source(self, values: dict[str, Any]) -> Response:
+        """Say where the large image of a sample comes from."""
+        [number] = _numbers(values, "samples")[:1] or [-1]
+        if not self.desk.has(number):
+            raise Refused("names a sample that is not here")
+        if number not in self.notes:
+            await self._picture(number, _LARGE)
+        return JSONResponse({"sample": number, "note": self.notes[number]})
 
     async def begin(self, request: Request) -> Response:
         self.desk.follow()
@@ -143,7 +181,7 @@ class Server:
         return JSONResponse(
             {
                 "labels": [{"label": label, "n": n} for label, n in zip(labels, counts, strict=True)],
-                "buffers": int(table.buffer.max()) + 1 if len(table.buffer) else 0,
+                "buffers": int(table.buffer.max()) + 1 if self.desk.samples.has_buffers and len(table.buffer) else 0,
                 "start": self.start,
                 "title": self._title(),
                 "subject": self.name,
@@ -230,7 +268,16 @@ def make_app(subject: Subject, engine: Engine, *, token: str, host: str, port: i
 
 def routes_of(server: Server) -> list[Route]:
     """Return the routes of the page."""
-    posts = (server.status, server.release, server.next, server.items, server.pairs, server.decide, server.undo)
+    posts = (
+        server.status,
+        server.release,
+        server.next,
+        server.items,
+        server.source,
+        server.pairs,
+        server.decide,
+        server.undo,
+    )
     return [
         Route("/", server.page),
         Route("/api/begin", server.begin),
@@ -292,7 +339,7 @@ def _filter(values: Any) -> Filter:
     """Return the filter that the page chose, or raise Refused."""
     if values is None:
         return Filter()
-    kinds = {"label": str, "suggested": str, "buffer": int, "decision": str, "accepted": bool}
+    kinds = {"label": str, "suggested": str, "buffer": int, "decision": str, "verdict": str}
     if not isinstance(values, dict) or not values.keys() <= kinds.keys():
         raise Refused("has a filter that is not known")
     chosen = {name: value for name, value in values.items() if value is not None}
@@ -300,13 +347,15 @@ def _filter(values: Any) -> Filter:
         raise Refused("has a filter of the wrong type")
     if chosen.get("decision", "open") not in _CHOICES:
         raise Refused(f"has a filter by decision that is none of {', '.join(_CHOICES)}")
+    if chosen.get("verdict", "accepted") not in _VERDICTS:
+        raise Refused(f"has a filter by verdict that is none of {', '.join(_VERDICTS)}")
     return Filter(**chosen)
 
 
 def _png(pixels: Pixels, size: int) -> bytes:
-    """Return an image as PNG, at most `size` pixels wide and high."""
+    """Return an image as PNG, at most `size` pixels wide and high; no other bytes of its file go into it."""
     image = Image.fromarray(pixels[0] if pixels.shape[0] == 1 else pixels.transpose(1, 2, 0))
-    image.thumbnail((max(1, min(size, 2048)),) * 2)
+    image.thumbnail((size, size))
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -35,7 +35,7 @@ class Filter(NamedTuple):
     suggested: str | None = None
     buffer: int | None = None
     decision: str = "open"  # open, decided, keep, label, unsure or drop
-    accepted: bool | None = None
+    verdict: str | None = None  # accepted, rejected or unjudged
 
 
 class Desk:
@@ -113,8 +113,9 @@ class Desk:
             mask &= table.label == (labels.index(wanted.label) if wanted.label in labels else -1)
         if wanted.buffer is not None:
             mask &= table.buffer == wanted.buffer
-        if wanted.accepted is not None:
-            mask &= table.accepted == wanted.accepted
+        if wanted.verdict is not None:
+            mask &= np.isnan(table.probability) == (wanted.verdict == "unjudged")
+            mask &= table.accepted == (wanted.verdict == "accepted")
         if wanted.suggested is not None:
             code = labels.index(wanted.suggested) if wanted.suggested in labels else -2
             mask &= self._suggested(table.number) == code
@@ -143,7 +144,9 @@ class Desk:
         table = self.samples.table
         code, [name] = int(table.label[row]), self.samples.names([number])
         given = self._input(number)
-        likely = self.opinion.suggest(number, given)
+        likely, is_judged = self.opinion.suggest(number, given), not np.isnan(table.probability[row])
+        if likely is not None and likely[0] == code and not is_judged:
+            likely = None  # the classifier has learned the label from this sample, and perhaps one more
         other = None if likely is None or likely[0] == code or likely[0] >= len(self.samples.labels) else likely[0]
         own = None if given is None else self.opinion.features(given)
         near = {"given": self.opinion.near(own, code, _NEAR, number)}
@@ -156,9 +159,9 @@ class Desk:
             "suggested": None if other is None else self._label(other),
             "chance": None if likely is None else round(likely[1], 4),
             "agrees": likely is not None and likely[0] == code,
-            "clean": round(float(table.probability[row]), 4),
+            "clean": round(float(table.probability[row]), 4) if is_judged else None,
             "accepted": bool(table.accepted[row]),
-            "buffer": int(table.buffer[row]),
+            "buffer": int(table.buffer[row]) if self.samples.has_buffers else None,
             "decision": None if entry is None else {"kind": entry.kind, "label": entry.label},
             "near": near,
         }
@@ -204,7 +207,9 @@ class Desk:
     def statistics(self) -> Statistics:
         """Return what reviewing bought."""
         self.follow()
-        return statistics(self.in_effect.all(), self._given, len(self.samples.table.number), self.opinion.noise)
+        n_unjudged = int(np.isnan(self.samples.table.probability).sum())
+        n_scored = len(self.samples.table.number)
+        return statistics(self.in_effect.all(), self._given, n_scored, self.opinion.noise, n_unjudged)
 
     def export(self) -> str:
         """Return the labels in effect as the CSV file that `correct` takes."""

@@ -82,8 +82,8 @@ _SCHEMAS = {
                         "number": _WHOLE,
                         "id": _TEXT,
                         "given_label": _TEXT,
-                        "clean_probability": _SHARE,
-                        "decision": {"enum": ["accepted", "rejected"]},
+                        "clean_probability": _SHARE | {"type": ["number", "null"]},
+                        "decision": {"enum": ["accepted", "rejected", "unjudged"]},
                         "n_samples": {"type": ["integer", "null"]},
                         "reason": _TEXT,
                     }

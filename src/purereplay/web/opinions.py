@@ -82,7 +82,7 @@ def of_audit(samples: AuditSamples) -> Opinion:
 
 def surest(table: Table, held: NDArray[np.int64], each: int, most: int) -> NDArray[np.int64]:
     """Return rows of the table whose numbers are `held`: at most `each` of a label, the surest first, and `most`."""
-    rows = np.flatnonzero(np.isin(table.number, held))[::-1]
+    rows = np.flatnonzero(np.isin(table.number, held) & ~np.isnan(table.probability))[::-1]
     labels = table.label[rows]
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], labels[order], side="left")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,36 +22,41 @@ from purereplay.data.text import spreadsheet_raw
 from purereplay.errors import UserError
 from purereplay.live.encoding import inputs
 from purereplay.live.exporting import audit_log
-from purereplay.live.images import Pixels, read_pixels
 from purereplay.live.items import Refused, checked_id, checked_label
-from purereplay.live.lists import readable, within
+from purereplay.live.lists import readable
+from purereplay.live.memory_settings import FULL_MEMORY
+from purereplay.live.originals import THUMBNAIL, Shown, copy_of, read_file, read_shown
 from purereplay.live.reviewed import absorbed, log_path
 from purereplay.live.store import Store
+from purereplay.live.verdicts import unjudged
 
 Whole = NDArray[np.int64]
 _SCORED = (
-    "SELECT d.position, s.label, d.probability, d.selected, d.buffer FROM decisions d JOIN samples s USING (position)"
+    "SELECT d.position, s.label, iif(u.position IS NULL, d.probability, NULL), d.selected, d.buffer"
+    " FROM decisions d JOIN samples s USING (position) LEFT JOIN ({unjudged}) u USING (position)"
 )
+_TABLES = "('classes', 'corrections', 'decisions', 'likely')"  # on which the verdicts depend
 _COLUMNS = ("id", "given_label", "clean_probability", "decision")  # of an audit, those that are needed
 _MAX_ROWS = 10_000_000
 
 
 class Table(NamedTuple):
-    """Scored samples, one entry each, sorted by doubt: the lowest clean probability first."""
+    """Scored samples, one entry each, sorted by doubt: the lowest clean probability first, unjudged samples last."""
 
     number: Whole  # of the sample
     label: Whole  # number of the given label
-    probability: NDArray[np.float64]  # of being clean, high = clean
-    accepted: NDArray[np.bool_]  # whether the sample passed the filter
+    probability: NDArray[np.float64]  # of being clean, high = clean; NaN: the sample could not be judged
+    accepted: NDArray[np.bool_]  # whether the sample passed the filter; False: rejected, or not judged
     buffer: Whole
 
     @classmethod
     def sorted_by_doubt(cls, columns: list[Any]) -> Table:
         """Return a table from five columns in any order of rows."""
-        number, label, probability, accepted, buffer = columns
+        number, label, given, selected, buffer = columns
+        probability = np.asarray(given, np.float64)  # None becomes NaN, which is sorted last
         order = np.lexsort((number, probability))
         kinds = (np.int64, np.int64, np.float64, np.bool_, np.int64)
-        values = (number, label, probability, accepted, buffer)
+        values = (number, label, probability, np.asarray(selected, np.bool_) & ~np.isnan(probability), buffer)
         return cls(*(np.asarray(v, kind)[order] for v, kind in zip(values, kinds, strict=True)))
 
 
@@ -64,10 +70,10 @@ class Scores(NamedTuple):
 
 def read_scores(store: Store, known: Scores | None = None) -> Scores:
     """Return the verdicts of a state; `known` itself if they are the same. Call within a snapshot."""
-    version = store.query("SELECT name, n, digest FROM digests WHERE name IN ('decisions', 'classes') ORDER BY name")
+    version = store.query(f"SELECT name, n, digest FROM digests WHERE name IN {_TABLES} ORDER BY name")
     if known is not None and known.version == version:
         return known
-    rows = store.query(_SCORED)
+    rows = store.query(_SCORED.format(unjudged=unjudged(store)))
     return Scores(version, store.labels(), Table.sorted_by_doubt(list(zip(*rows, strict=True)) if rows else [[]] * 5))
 
 
@@ -78,6 +84,7 @@ class Samples(ABC):
     table: Table
     log: Path  # of the decisions
     floor: int = 0  # number of the last entry of the log that a state has absorbed
+    has_buffers: bool = True  # False: all samples were judged together
 
     def refresh(self) -> bool:
         """Read what another process has changed; returns whether anything was."""
@@ -92,12 +99,15 @@ class Samples(ABC):
         """Return the number of a scored sample by its id, or None."""
 
     @abstractmethod
-    def pixels(self, number: int) -> Pixels:
-        """Return an image uint8 (channels, height, width); Refused if it cannot be read."""
+    def image(self, number: int, size: int) -> Shown | Callable[[], Shown]:
+        """Return an image of at most `size` pixels, or the function that reads it from a file, in any thread.
+
+        The function raises Refused if the file cannot be read.
+        """
 
     def input(self, number: int) -> Tensor:
         """Return a sample as a classifier takes it, (1, …); Refused if it cannot be read."""
-        return torch.from_numpy(self.pixels(number).copy())[None]
+        raise Refused("has no classifier")
 
 
 class StateSamples(Samples):
@@ -106,6 +116,7 @@ class StateSamples(Samples):
     def __init__(self, store: Store) -> None:
         self.store = store
         self.log = log_path(store.folder)
+        self.has_buffers = store.settings.learner != FULL_MEMORY
         self.newest: Scores | None = None  # read by another thread, to be used from the next request on
         with store.snapshot():
             self.scores = read_scores(store)
@@ -131,8 +142,10 @@ class StateSamples(Samples):
         row = self.store.one(sql, [name])
         return None if row is None else int(row[0])
 
-    def pixels(self, number: int) -> Pixels:
-        return self.store.rows([number])[0].pixels
+    def image(self, number: int, size: int) -> Shown | Callable[[], Shown]:
+        copy = copy_of(self.store, number)
+        read = partial(read_shown, copy, size)
+        return read if size > THUMBNAIL and copy.places else read()
 
     def input(self, number: int) -> Tensor:
         return inputs(self.store, np.array([number]))
@@ -150,7 +163,9 @@ class AuditSamples(Samples):
         self.suggested: list[int] = []  # number of the likely other label, -1: none
         self.chance: list[float] = []
         codes: dict[str, int] = {}
-        rows = [self._row(audit, n, row, codes) for n, row in enumerate(_audit_rows(audit))]
+        lines = _audit_rows(audit)
+        self.has_buffers = any(row.get("centrality") for row in lines)  # the learner full-memory has none
+        rows = [self._row(audit, n, row, codes) for n, row in enumerate(lines)]
         self.labels = list(codes)
         self._found = {name: n for n, name in enumerate(self._names)}
         self.table = Table.sorted_by_doubt(list(zip(*rows, strict=True)) if rows else [[]] * 5)
@@ -163,8 +178,8 @@ class AuditSamples(Samples):
             self._names.append(name)
             self.suggested.append(codes.setdefault(checked_label(other), len(codes)) if other else -1)
             self.chance.append(float(row.get("likely_other_probability") or "nan"))
-            probability = float(row["clean_probability"])
-            if math.isnan(probability):
+            probability = math.nan if row["decision"] == "unjudged" else float(row["clean_probability"])
+            if math.isnan(probability) and row["decision"] != "unjudged":
                 raise ValueError("its clean probability is not a number")
             return n, code, probability, row["decision"] == "accepted", int(row.get("buffer") or 0)
         except (Refused, ValueError) as reason:
@@ -176,9 +191,8 @@ class AuditSamples(Samples):
     def find(self, name: str) -> int | None:
         return self._found.get(name)
 
-    def pixels(self, number: int) -> Pixels:
-        path, root = within(self._names[number], self.images)
-        return read_pixels(path, size=None, channels=None, shape=None, root=root)
+    def image(self, number: int, size: int) -> Shown | Callable[[], Shown]:
+        return partial(read_file, self.images, self._names[number], size)
 
 
 def _audit_rows(audit: Path) -> list[dict[str, str]]:

@@ -20,6 +20,7 @@ class Statistics(TypedDict):
     """Numbers that the page shows; shares are in [0, 1]."""
 
     scored: int
+    unjudged: int  # of these could not be judged, and no person has corrected them
     decided: int  # with any decision
     judged: int  # of these kept or given another label
     wrong: int  # of these given another label
@@ -31,16 +32,19 @@ class Statistics(TypedDict):
     hint: str | None
 
 
-def statistics(entries: Sequence[Entry], given: dict[str, str], n_scored: int, noise: NoiseRate | None) -> Statistics:
+def statistics(
+    entries: Sequence[Entry], given: dict[str, str], n_scored: int, noise: NoiseRate | None, n_unjudged: int = 0
+) -> Statistics:
     """Return the statistics of the decisions in effect, oldest first; `given` are the given labels by id."""
     judged = [e for e in entries if e.label is not None and e.sample in given]
     is_wrong = [e.label != given[e.sample] for e in judged]
     n_wrong = sum(is_wrong)
     share = wilson(n_wrong, len(judged)) if judged else None
     n_decided = len(entries)
-    left = None if noise is None or not noise.n else _left(noise, n_scored, n_decided, n_wrong)
+    left = None if noise is None or not noise.n else _left(noise, n_scored - n_unjudged, n_decided, n_wrong)
     return {
         "scored": n_scored,
+        "unjudged": n_unjudged,
         "decided": n_decided,
         "judged": len(judged),
         "wrong": n_wrong,
@@ -53,11 +57,11 @@ def statistics(entries: Sequence[Entry], given: dict[str, str], n_scored: int, n
     }
 
 
-def _left(noise: NoiseRate, n_scored: int, n_decided: int, n_wrong: int) -> Rate:
+def _left(noise: NoiseRate, n_judged: int, n_decided: int, n_wrong: int) -> Rate:
     """Return the expected number of wrong labels that are left: those estimated before reviewing, less those found."""
 
     def less_found(rate: float) -> float:
-        return min(max(rate * n_scored - n_wrong, 0.0), float(max(0, n_scored - n_decided)))
+        return min(max(rate * n_judged - n_wrong, 0.0), float(max(0, n_judged - n_decided)))
 
     return {"rate": less_found(noise.rate), "low": less_found(noise.low), "high": less_found(noise.high)}
 

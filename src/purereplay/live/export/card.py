@@ -54,12 +54,14 @@ says nothing about a model made from your images."""
 
 def _data(f: Facts) -> str:
     s, (channels, height, width) = f.status, f.settings.shape
-    rows = [[c["label"], c["samples"], c["scored"], c["rejected"]] for c in s["classes"]]
+    rows = [[c["label"], c["samples"], c["scored"] - c["unjudged"], c["rejected"]] for c in s["classes"]]
+    n_judged = s["scored"] - s["unjudged"]
+    few = f"{s['unjudged']:,} could not be judged, since too few images have the label.\n" if s["unjudged"] else ""
     return f"""## Data
 
-{s["samples"]:,} images with given labels, of which {s["scored"]:,} were judged and {s["rejected"]:,} labels rejected.
-{s["corrected"]:,} labels were corrected or confirmed by a person. {s["purified"]:,} samples teach with trust in their
-label.
+{s["samples"]:,} images with given labels, of which {n_judged:,} were judged and {s["rejected"]:,} labels rejected.
+{few}{s["corrected"]:,} labels were corrected or confirmed by a person. {s["purified"]:,} samples teach with trust in
+their label.
 
 An image is {"grey" if channels == 1 else "in colour"}, {width} × {height} pixels. {_preparation(f.settings)}
 

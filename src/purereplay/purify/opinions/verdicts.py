@@ -45,6 +45,7 @@ class Verdicts(NamedTuple):
     noise: NoiseTable
     noise_matrix: Real  # (n_classes, n_classes), true class × given label; 1 for classes without samples
     opinions: Mapping[str, float]  # weight of each opinion, in all 1
+    unjudged: Mask  # (n,), whether nothing is known of the label, since too few samples have it; these are accepted
 
 
 def judge_labels(
@@ -70,7 +71,7 @@ def judge_labels(
     before = None if given is None else _numbered(_checked(features, given, n_classes, None)[1], present, numbers)
     n, k = len(labels), len(present)
     if k < 2:
-        return _nothing_to_compare(labels, n_classes)
+        return _nothing_to_compare(labels, n_classes, believed)
     kinds = kinds or kinds_for(features.shape[1], k)
     done = 0
 
@@ -141,6 +142,7 @@ def _verdicts(
         noise=_noise_table(present[numbers], _widened(told, present, n_classes), 1 - pooled.max(1), known),
         noise_matrix=matrix,
         opinions={kind: float(weight / total) for kind, weight in opinions.items()},
+        unjudged=few,
     )
 
 
@@ -185,14 +187,14 @@ def _numbered(given: Whole, present: Whole, numbers: Whole) -> Whole:
     return found
 
 
-def _nothing_to_compare(labels: Whole, n_classes: int) -> Verdicts:
+def _nothing_to_compare(labels: Whole, n_classes: int, trusted: Mask) -> Verdicts:
     """Return verdicts for samples of one label: every label is believed, and the noise is unknown."""
     n, unknown = len(labels), wilson(0, 0)
     of_classes = np.zeros((n, n_classes))
     of_classes[np.arange(n), labels] = 1
     table = NoiseTable(unknown, [unknown] * n_classes, {})
     all_accepted = np.ones(n, dtype=bool)
-    return Verdicts(np.ones(n), of_classes, labels.copy(), all_accepted, table, np.eye(n_classes), {})
+    return Verdicts(np.ones(n), of_classes, labels.copy(), all_accepted, table, np.eye(n_classes), {}, ~trusted)
 
 
 def _checked(features: Real32, labels: Whole, n_classes: int, trusted: Mask | None) -> tuple[Real32, Whole, Mask]:

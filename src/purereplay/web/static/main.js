@@ -75,6 +75,11 @@ const EFFECTS = {
       dispatch({ type: "refreshed", items: (await post("items", { samples })).items });
     } catch {} // the suggestions stay as they are
   },
+  async source({ sample }) {
+    try {
+      dispatch({ type: "source", ...(await post("source", { samples: [sample] })) });
+    } catch {} // the image is there all the same
+  },
   async pairs() {
     try {
       dispatch({ type: "pairs", pairs: (await post("pairs", {})).pairs });
@@ -165,7 +170,7 @@ document.getElementById("filters").addEventListener("submit", (event) => event.p
 document.getElementById("filters").addEventListener("change", (event) => {
   const name = event.target.dataset.filter;
   const text = event.target.value;
-  const value = text === "" ? null : name === "decision" ? text : JSON.parse(text);
+  const value = text === "" ? null : ["decision", "verdict"].includes(name) ? text : JSON.parse(text);
   dispatch({ type: "filter", name, value });
   EFFECTS.rest();
 });
@@ -173,7 +178,10 @@ document.getElementById("pair").addEventListener("change", (event) => {
   dispatch({ type: "pair", pair: state.grid.pairs[Number(event.target.value)] ?? null });
   EFFECTS.rest();
 });
-document.getElementById("image").addEventListener("load", pixelated);
+document.getElementById("image").addEventListener("load", (event) => {
+  pixelated(event);
+  dispatch({ type: "shown" });
+});
 document.getElementById("image").addEventListener("error", () => dispatch({ type: "unreadable" }));
 
 // another reviewer need not wait for the images of a page that is closed

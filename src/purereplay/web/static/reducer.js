@@ -11,7 +11,8 @@ export function initial(identity) {
     ...identity, // reviewer, page, nonce
     ready: false, view: "focus", help: false, title: "", start: "", subject: null,
     labels: [], keyed: [], buffers: 0,
-    filter: { label: null, buffer: null, accepted: null, decision: "open" },
+    filter: { label: null, buffer: null, verdict: null, decision: "open" },
+    source: null, // { sample, note }: where the large image comes from
     trail: [], at: 0, asking: false, exhausted: false,
     grid: { pairs: [], pair: null, items: [], at: 0, chosen: [], asking: false },
     outbox: [], n_actions: 0, n_saved: 0, opinion: 0,
@@ -84,6 +85,13 @@ const HANDLERS = {
     const found = new Map(items.map((one) => [one.sample, one]));
     const open = new Set(openAhead(state).map((one) => one.sample)); // decisions may have been made meanwhile
     return [{ ...state, trail: state.trail.map((one) => (open.has(one.sample) ? found.get(one.sample) ?? one : one)) }, []];
+  },
+  shown(state) {
+    const item = current(state);
+    return [state, item && state.source?.sample !== item.sample ? [{ type: "source", sample: item.sample }] : []];
+  },
+  source(state, { sample, note }) {
+    return [{ ...state, source: { sample, note } }, []];
   },
   unreadable(state) {
     return [{ ...state, message: `The image ${current(state)?.name} cannot be read: it was moved, deleted or damaged.` }, []];

@@ -56,6 +56,7 @@ function filters(state) {
     $("filter-label").replaceChildren(any(), ...state.labels.map((l) => element("option", { value: JSON.stringify(l), textContent: l })));
     const buffers = Array.from({ length: state.buffers }, (_, i) => element("option", { value: String(i), textContent: String(i) }));
     $("filter-buffer").replaceChildren(any(), ...buffers);
+    $("buffer-box").hidden = state.buffers < 2;
   });
   $("filter-box").hidden = state.view !== "focus";
   $("move").hidden = state.view !== "focus";
@@ -77,17 +78,25 @@ function focus(state) {
     }
     set("name", item ? item.name : "");
     set("given", item ? item.given : "");
-    set("given-note", item ? `right with probability ${percent(item.clean)}; ${item.accepted ? "accepted" : "rejected"} by the filter, buffer ${item.buffer}` : "");
+    set("given-note", item ? verdict(item) : "");
     set("suggested", item ? item.suggested ?? (item.agrees ? item.given : "–") : "");
     set("suggested-note", item ? suggestion(item) : "");
     near("near-given", state, item?.near.given ?? [], item?.given);
     near("near-suggested", state, item?.near.suggested ?? [], item?.suggested);
   });
+  set("source", item && state.source?.sample === item.sample ? state.source.note : "");
 }
 
-function suggestion(item) {
-  if (item.suggested !== null) return item.chance === null ? "by the classifier" : `by the classifier, probability ${percent(item.chance)}`;
-  return item.agrees ? `the classifier agrees with the given label, ${percent(item.chance)}` : "no suggestion yet";
+export function verdict(item) {
+  if (item.clean === null) return "could not be judged: too few samples have this label";
+  const buffer = item.buffer === null ? "" : `, buffer ${item.buffer}`;
+  return `right with probability ${chance(item.clean)}; ${item.accepted ? "accepted" : "rejected"} by the filter${buffer}`;
+}
+
+export function suggestion(item) {
+  if (item.suggested !== null) return item.chance === null ? "by the classifier" : `by the classifier, probability ${chance(item.chance)}`;
+  if (item.agrees) return `the classifier agrees with the given label, probability ${chance(item.chance)}`;
+  return item.clean === null ? "no suggestion: too few samples have the given label" : "no suggestion yet";
 }
 
 function near(id, state, numbers, label) {
@@ -98,7 +107,7 @@ function near(id, state, numbers, label) {
 // small images are enlarged without blur
 export function pixelated(event) {
   const image = event.target;
-  image.classList.toggle("small", image.naturalWidth > 0 && image.naturalWidth < 100);
+  image.classList.toggle("small", image.naturalWidth > 0 && image.naturalWidth <= 32);
 }
 
 function grid(state) {
@@ -110,7 +119,7 @@ function grid(state) {
   part("cells", state.grid.items.map((one) => one.sample), () => {
     const cells = state.grid.items.map((one, i) => {
       const image = element("img", { src: address(state, one.sample, 128), alt: `Image ${one.name}, given ${one.given}, suggested ${one.suggested ?? "none"}`, onload: pixelated });
-      const note = element("span", { className: "tick", textContent: one.chance === null ? "" : percent(one.chance) });
+      const note = element("span", { className: "tick", textContent: one.chance === null ? "" : chance(one.chance) });
       return element("li", {}, element("button", { type: "button", "aria-pressed": "false", data: { sample: one.sample, cell: i } }, image, note));
     });
     $("cells").replaceChildren(...cells);
@@ -162,6 +171,7 @@ function numbers(state) {
     const rows = [["Decided", `${count(s.decided)} of ${count(s.scored)} scored`]];
     if (s.wrong_share) rows.push(["Wrong labels among those looked at", percent(s.wrong_share.rate), `${count(s.wrong)} of ${count(s.judged)}; ${percent(s.wrong_share.low)} to ${percent(s.wrong_share.high)}`]);
     if (s.left) rows.push(["Wrong labels left, estimated", count(s.left.rate), `${count(s.left.low)} to ${count(s.left.high)}`]);
+    if (s.unjudged) rows.push(["Could not be judged", count(s.unjudged), "too few samples of the label"]);
     if (s.per_minute) rows.push(["Labels per minute", s.per_minute.toFixed(0)]);
     if (s.unsure || s.dropped) rows.push(["Not sure, dropped", `${count(s.unsure)}, ${count(s.dropped)}`]);
     if (status.accuracy !== null) rows.push(["Accuracy on the test folder", exact(status.accuracy), `${exact(status.first_accuracy)} at the start`]);
@@ -175,4 +185,6 @@ function numbers(state) {
 
 const count = (n) => Math.round(n).toLocaleString("en");
 export const exact = (p) => `${(100 * p).toFixed(1)} %`;
+// a probability is never shown as certain
+const chance = (p) => (p >= 0.9995 ? "over 99.9 %" : p < 0.0005 ? "under 0.1 %" : `${(100 * p).toFixed(p > 0.9 || p < 0.1 ? 1 : 0)} %`);
 const percent = (p) => `${(100 * p).toFixed(p > 0 && p < 0.1 ? 1 : 0)} %`;

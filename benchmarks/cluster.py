@@ -1,0 +1,262 @@
+"""The cluster, measured on one machine: the cost of Ray for groups of runs, and the filter over many parquet files.
+
+    python benchmarks/cluster.py overhead --out results/cluster/overhead.json
+    python benchmarks/cluster.py filter --samples 1000000 --out results/cluster/filter-1e6.json
+
+`overhead` computes the same sweep in this process's way and as tasks of a cluster with one core, by turns: local, ray,
+local, ray, … Both have one thread and compute one group after the other, so the times differ by what Ray costs. The
+cluster runs before the sweep begins; connecting to it and starting its worker are part of the time.
+
+`filter` writes invented features of 100 labels to 64 parquet files, scores them on a cluster of two nodes with one core
+each, and in one process, and compares the scores bit for bit.
+
+Processor time and memory are those of the command and of all processes of the cluster, looked at twice a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+_TICKS = os.sysconf("SC_CLK_TCK")  # of a second, in which Linux counts processor time
+N_FILES, N_FEATURES, N_LABELS, WRONG = 64, 64, 100, 0.2
+
+
+class Watch(threading.Thread):
+    """Looks at a process and its descendants: processor time of all, and the largest sum of their memory."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__(daemon=True)
+        self.root = root
+        self.seconds: dict[int, float] = {}  # by process
+        self.before: dict[int, float] = {}
+        self.peak = 0.0  # MiB
+        self._end = threading.Event()
+
+    def look(self) -> None:
+        memory = 0.0
+        for pid, seconds in _tree(self.root).items():
+            self.seconds[pid] = seconds
+            memory += _share_of_memory(pid)
+        self.peak = max(self.peak, memory)
+
+    def run(self) -> None:
+        while not self._end.wait(0.5):
+            self.look()
+
+    @property
+    def cpu(self) -> float:
+        return sum(used - self.before.get(pid, 0.0) for pid, used in self.seconds.items())
+
+    def end(self) -> None:
+        self._end.set()
+        self.join()
+        self.look()
+
+
+def _tree(root: int) -> dict[int, float]:
+    """Return the processor seconds of a process and all below it, by their numbers."""
+    parents, seconds = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(path.parent.name)
+        parents[pid], seconds[pid] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def is_below(pid: int) -> bool:
+        while pid not in (0, root):
+            pid = parents.get(pid, 0)
+        return pid == root
+
+    return {pid: own for pid, own in seconds.items() if pid != os.getpid() and is_below(pid)}
+
+
+def _share_of_memory(pid: int) -> float:
+    """Return the memory of a process in MiB; pages that several processes share count in parts."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+@contextmanager
+def nodes(n: int, store: int) -> Iterator[str]:
+    """A Ray cluster of n nodes with one core each on this machine; yields its address."""
+    os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"})
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": store}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    for _ in range(n - 1):
+        cluster.add_node(**node)
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def measured(*arguments: object) -> dict[str, float]:
+    """Run a command of purereplay; wall and processor seconds, largest memory, and the load of the machine.
+
+    With --cluster the processes of the cluster, which this one has started, are counted too.
+    """
+    before = _tree(os.getpid())
+    busy, began = _busy(), time.perf_counter()
+    call = [sys.executable, "-m", "purereplay", *map(str, arguments)]
+    process = subprocess.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    watch = Watch(os.getpid() if any("--cluster" in str(text) for text in arguments) else process.pid)
+    watch.before = before
+    watch.start()
+    if process.wait():
+        raise SystemExit(f"{' '.join(call)} failed.")
+    wall = time.perf_counter() - began
+    watch.end()
+    return {
+        "wall_seconds": round(wall, 2),
+        "cpu_seconds": round(watch.cpu, 2),
+        "peak_mib": round(watch.peak),
+        "cpu_seconds_of_others": round(max(0.0, _busy() - busy - watch.cpu), 1),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _busy() -> float:
+    """Return the processor seconds of the whole machine since its start."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+    return (user + nice + system) / _TICKS
+
+
+# ---------------------------------------------------------------- groups of runs
+
+
+def overhead(folder: Path, n_pairs: int, n_groups: int, size: int, options: list[str]) -> dict[str, Any]:
+    """Compute the same groups locally and on a cluster, by turns."""
+    seeds = ",".join(str(i + 1) for i in range(n_groups * size))
+    sweep = ["sweep", "--dataset=digits", "--preset=demo", "--device=cpu", f"--seed={seeds}", f"--group-size={size}"]
+    sweep += [f"--set={option}" for option in options]
+    local, far = [], []
+    with nodes(1, 150_000_000) as address:
+        for i in range(n_pairs):
+            local.append(measured(*sweep, f"--out={folder / f'local-{i}'}"))
+            print("local", local[-1], flush=True)
+            far.append(measured(*sweep, f"--out={folder / f'ray-{i}'}", f"--cluster=ray={address}"))
+            print("ray  ", far[-1], flush=True)
+    same = all(_metrics(folder / f"local-{i}") == _metrics(folder / f"ray-{i}") for i in range(n_pairs))
+    ratios = {
+        f"overhead_{kind}": [
+            round(b[f"{kind}_seconds"] / a[f"{kind}_seconds"] - 1, 4) for a, b in zip(local, far, strict=True)
+        ]
+        for kind in ("wall", "cpu")
+    }
+    return {
+        "groups": n_groups,
+        "runs_of_a_group": size,
+        "settings": options,
+        "seconds_of_a_group": round(float(np.mean([a["wall_seconds"] for a in local])) / n_groups, 1),
+        "local": local,
+        "ray": far,
+        **ratios,
+        "results_equal_bit_for_bit": same,
+    }
+
+
+def _metrics(folder: Path) -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in sorted(folder.glob("*/metrics.jsonl"))}
+
+
+# ---------------------------------------------------------------- the filter
+
+
+def make_features(folder: Path, n: int) -> None:
+    """Write features around one centre per label; a part of the given labels is wrong."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True)
+    dice = np.random.default_rng(0)
+    centres = dice.normal(size=(N_LABELS, N_FEATURES)).astype(np.float32)
+    for i, part in enumerate(np.array_split(np.arange(n), N_FILES)):
+        true = dice.integers(0, N_LABELS, len(part))
+        features = centres[true] + dice.normal(size=(len(part), N_FEATURES)).astype(np.float32)
+        wrong = dice.random(len(part)) < WRONG
+        given = np.where(wrong, dice.integers(0, N_LABELS, len(part)), true)
+        columns = {f"f{j}": features[:, j] for j in range(N_FEATURES)}
+        pq.write_table(pa.table(columns | {"label": given}), folder / f"part-{i:02}.parquet")
+
+
+def filtering(folder: Path, n: int, store: int, *, is_compared: bool) -> dict[str, Any]:
+    """Score features on a cluster of two nodes and in one process, and compare the scores."""
+    source = folder / f"features-{n}"
+    if not source.exists():
+        make_features(source, n)
+    for name in ("ray", "local.parquet"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).unlink(missing_ok=True)
+    call = ["filter", source, "--prepare=none"]
+    with nodes(2, store) as address:
+        far = measured(*call, f"--out={folder / 'ray'}", f"--cluster=ray={address}")
+    print("ray  ", far, flush=True)
+    found = {"samples": n, "files": N_FILES, "features": N_FEATURES, "labels": N_LABELS, "ray": far}
+    found["gigabytes"] = round(sum(path.stat().st_size for path in source.iterdir()) / 1e9, 3)
+    found["object_store_mb_of_a_node"] = store // 1_000_000
+    if is_compared:
+        found["local"] = measured(*call, f"--out={folder / 'local.parquet'}")
+        print("local", found["local"], flush=True)
+        found["equal_bit_for_bit"] = _same_scores(folder / "ray", folder / "local.parquet")
+    return found
+
+
+def _same_scores(one: Path, other: Path) -> bool:
+    import pyarrow.parquet as pq
+
+    names = ["row", "label", "clean_probability", "centrality", "selected"]
+    a, b = pq.read_table(one, columns=names), pq.read_table(other, columns=names)
+    return all(a[name].to_numpy().tobytes() == b[name].to_numpy().tobytes() for name in names)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("overhead", "filter"))
+    parser.add_argument("--pairs", type=int, default=3, help="of a local and a Ray sweep")
+    parser.add_argument("--groups", type=int, default=3)
+    parser.add_argument("--group-size", type=int, default=4, help="runs of a group")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="setting of the runs")
+    parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--store", type=int, default=500_000_000, help="bytes of the object store of a node")
+    parser.add_argument("--no-local", action="store_true", help="do not filter in one process")
+    parser.add_argument("--folder", type=Path, help="working folder that is kept. (default: a temporary one)")
+    parser.add_argument("--out", type=Path, help="file for the result")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = options.folder or Path(name)
+        found = (
+            overhead(folder, options.pairs, options.groups, options.group_size, options.settings)
+            if options.part == "overhead"
+            else filtering(folder, options.samples, options.store, is_compared=not options.no_local)
+        )
+    text = json.dumps(found, indent=2)
+    print(text)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

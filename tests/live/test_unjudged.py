@@ -1,0 +1,115 @@
+"""Labels with too few samples: nothing is known of them, and nothing says that they are certain."""
+
+import csv
+import json
+
+import pytest
+import torch
+from tiny_state import items, picture, png, tiny
+
+from purereplay.live.audit import audit
+from purereplay.live.corrections import Correction, apply
+from purereplay.live.export.card import Facts, _data
+from purereplay.live.items import Item
+from purereplay.live.judgements import judgements
+from purereplay.live.status import status
+from purereplay.live.store import Store
+from purereplay.nets.engine import Engine
+from purereplay.report.state_report import Extent, write_state_report
+from purereplay.report.watching import _state
+
+ENGINE = Engine(torch.device("cpu"))
+
+
+def rare(start: int, stop: int) -> list[Item]:
+    return [Item(f"r{i}", "rare", png(picture(500 + i, 4))) for i in range(start, stop)]
+
+
+@pytest.fixture
+def state(tmp_path, small_features):
+    """Forty samples of three labels, and two of a fourth."""
+    with tiny(tmp_path / "state", "full-memory") as session:
+        session.take([*items(0, 40), *rare(0, 2)])
+        session.work(rest=True)
+    return tmp_path / "state"
+
+
+def audited(state, name: str = "audit.csv") -> list[dict[str, str]]:
+    with Store.reading(state) as store:
+        done = audit(store, ENGINE, state.parent / name)
+    with (state.parent / name).open(newline="") as file:
+        rows = list(csv.DictReader(file)) if name.endswith("csv") else [json.loads(line) for line in file]
+    assert done.unjudged == sum(row["decision"] == "unjudged" for row in rows)
+    return rows
+
+
+def test_they_are_neither_accepted_nor_rejected(state):
+    with Store.reading(state) as store:
+        found = status(store)
+        assert found["unjudged"] == 2 and found["accepted"] + found["rejected"] == 40
+        assert {row["label"]: row["unjudged"] for row in found["classes"]}["rare"] == 2
+        told = {j.id: (j.decision, j.clean_probability) for j in judgements(store, 0, 100)}
+        assert told["r0"] == ("unjudged", None) and told["s0"][1] is not None
+        facts = Facts("onnx", "", [], found, store.image_settings, None, None, None, "")  # type: ignore[arg-type]
+        card = _data(facts)
+    assert "of which 40 were judged" in card and "2 could not be judged" in card
+    assert ("could not be judged", "2") in _state(state).rows
+
+
+def test_the_audit_says_so_and_lists_them_after_all_others(state):
+    rows = audited(state)
+    assert [row["decision"] for row in rows[-2:]] == ["unjudged", "unjudged"]
+    assert {row["id"] for row in rows[-2:]} == {"r0", "r1"}
+    for row in rows[-2:]:
+        assert row["clean_probability"] == "" and row["likely_other_label"] == "" and "too few" in row["reason"]
+    assert audited(state, "audit.jsonl")[-1]["clean_probability"] is None
+
+
+def test_they_are_judged_once_there_are_more(state):
+    with tiny(state) as session:
+        session.take(rare(2, 10))
+        session.work(rest=True)
+    rows = {row["id"]: row for row in audited(state)}
+    assert all(rows[f"r{i}"]["decision"] in ("accepted", "rejected") for i in range(10))
+    assert rows["r0"]["reason"] == "8 more samples" and float(rows["r0"]["clean_probability"]) <= 1
+
+
+def test_a_person_judges_them(state):
+    with tiny(state) as session:
+        apply(session, [Correction("r0", "rare"), Correction("r1", "label 0")])
+        session.settle()
+        assert status(session.store)["unjudged"] == 0
+    rows = {row["id"]: row for row in audited(state)}
+    assert rows["r0"]["decision"] == "confirmed" and rows["r1"]["decision"] == "corrected"
+
+
+def test_a_correction_may_leave_too_few(state):
+    """A label that was judged loses its samples to others."""
+    with tiny(state) as session:
+        session.take(rare(2, 3))
+        session.take(items(42, 50))
+        session.work(rest=True)
+        assert status(session.store)["unjudged"] == 0
+        apply(session, [Correction("r0", "label 0")])
+        session.settle()
+        assert status(session.store)["unjudged"] == 2
+        session.store.check()  # the digest of every table
+    assert {row["id"] for row in audited(state) if row["decision"] == "unjudged"} == {"r1", "r2"}
+
+
+def test_the_report_shows_them_apart(state):
+    out = state.parent / "report.html"
+    write_state_report(state, ENGINE, out, Extent(100, 0), lambda *values: None)
+    text = out.read_text()
+    assert "could not be judged" in text and "Not judged, since too few samples" in text
+    assert text.count("rare, not judged") >= 2 and "rare, clean with" not in text
+    assert "among the scored samples" not in text and "Purified buffer" not in text  # full-memory has none
+
+
+def test_a_label_with_few_samples_in_a_buffer(tmp_path):
+    with tiny(tmp_path / "state") as session:
+        session.take([*items(0, 18), *rare(0, 2), *items(20, 40)])
+        session.work()
+        found = status(session.store)
+        assert found["unjudged"] == 2 and found["accepted"] + found["rejected"] == 38
+    assert [row["decision"] for row in audited(tmp_path / "state")][-2:] == ["unjudged"] * 2
