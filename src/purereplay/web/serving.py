@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ SERVICE_PORT = 8491
 HEADER_SECONDS = 15.0  # within which the header of a request must arrive
 _MAX_CONNECTIONS = 1000
 _BACKLOG = 1024
+_MMAP_THRESHOLD = (-3, 2**20)  # option of glibc's mallopt, bytes
 
 
 def serve(subject: Subject, engine: Engine, *, host: str, port: int | None, announce: Callable[[str], None]) -> None:
@@ -45,11 +48,18 @@ def serve_state(options: Options, engine: Engine, *, port: int | None, announce:
     own = replace(options, port=number, page_token=new_token())
     address = _address(own.host, number)
     app = Service(own, engine)
+    _return_memory()
     # threads that wait for each other are slow while training uses the same cores
     n_threads = max(1, (os.cpu_count() or 1) // 4)
     torch.set_num_threads(min(torch.get_num_threads(), n_threads))
     with threadpool_limits(n_threads, "blas"):
         _run(app, listening, lambda: announce(address, f"{address}/?token={own.page_token}"), "The server", 20)
+
+
+def _return_memory() -> None:
+    """Give large blocks back to the system as soon as they are free; glibc keeps those of former large images."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(*_MMAP_THRESHOLD)
 
 
 def _run(app: Any, listening: socket.socket, ready: Callable[[], None], what: str, patience: int) -> None:
