@@ -199,6 +199,8 @@ def _read_json(content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
 
 def _template(path: str) -> str:
     """Return a path without the names in it, for the metrics."""
+    if not path.startswith("/"):
+        return "other"
     first, _, rest = path[1:].partition("/")
     if first == "v2":
         return "/v2/infer" if rest.endswith("/infer") else "/v2"
@@ -211,4 +213,4 @@ def _problem(error: Problem | UserError | TimeoutError) -> Problem:
     if isinstance(error, TimeoutError):
         return Problem(503, f"The answer was not ready within {ANSWER_SECONDS:g} s.", Connection="close")
     logging.getLogger(__name__).warning("%s", error)
-    return Problem(507 if "cannot be written" in str(error) else 500, str(error))
+    return Problem(507 if "cannot be written" in str(error) else 503, str(error))

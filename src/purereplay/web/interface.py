@@ -23,7 +23,7 @@ from purereplay.live.items import Refused
 from purereplay.live.judgements import judgements
 from purereplay.live.settings import Wanted, check_same, wanted_encoder
 from purereplay.live.status import Status, status
-from purereplay.live.store import Store
+from purereplay.live.store import DATABASE, Store
 from purereplay.nets.engine import Engine
 from purereplay.web.batching import Answer, Batcher, Inputs, NoClassifier, Overloaded
 from purereplay.web.gate import Json, Problem, read_body, read_json
@@ -184,10 +184,11 @@ class Interface:
         }
 
     async def health(self, request: Request) -> Response:
+        has_state, runs = (self.state / DATABASE).exists(), self.trainer.pid is not None
         facts = {
-            "status": "ok" if self.trainer.pid is not None else "not training",
+            "status": "no state" if not has_state else "ok" if runs else "not training",
             "predicts": self.snapshots.current is not None,
-            "trains": self.trainer.pid is not None,
+            "trains": has_state and runs,
         }
         return Json(facts, 200 if facts["trains"] else 503)
 

@@ -28,6 +28,7 @@ from purereplay.web.service import Options, Service
 PORT = 8490  # tried first, so that the address stays the same
 SERVICE_PORT = 8491
 HEADER_SECONDS = 15.0  # within which the header of a request must arrive
+REST_SECONDS = 5.0  # for the rest of a request that was answered before its end
 _MAX_CONNECTIONS = 1000
 _BACKLOG = 1024
 _MMAP_THRESHOLD = (-3, 2**20)  # option of glibc's mallopt, bytes
@@ -84,7 +85,7 @@ def _run(app: Any, listening: socket.socket, ready: Callable[[], None], what: st
 
 
 class Timed(H11Protocol):
-    """HTTP that closes a connection whose next header does not arrive in time."""
+    """HTTP that closes a connection whose next header, or the rest of whose request, does not arrive in time."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -98,6 +99,11 @@ class Timed(H11Protocol):
             self._in_time()
         elif self._late is None:
             self._late = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:  # nobody reads it
+            self.loop.call_later(REST_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
