@@ -141,6 +141,11 @@ def is_other_file(path: Path) -> bool:
         return True
 
 
+def starts_as_image(content: bytes) -> bool:
+    """Return whether the first bytes are those of an image file."""
+    return content.startswith(_STARTS)
+
+
 def look_at(image: Path | bytes, root: Path | None = None) -> Look:
     """Return the size and colour of an image by its header, without decoding it; raises Refused."""
     with _opened(_content(image, root)) as opened:

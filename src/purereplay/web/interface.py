@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from purereplay import __version__
 from purereplay.errors import UserError
 from purereplay.live.encoding import Encoding
+from purereplay.live.images import starts_as_image
 from purereplay.live.inbox import FullInbox
 from purereplay.live.items import Refused
 from purereplay.live.judgements import judgements
@@ -86,7 +87,7 @@ class Interface:
 
     async def predict(self, request: Request) -> Response:
         body = await read_body(request, self.max_bytes)
-        if request.headers.get("content-type", "").startswith("image/"):
+        if request.headers.get("content-type", "").startswith("image/") or starts_as_image(body):
             given: list[bytes | Refused] = [body]
             wants_all = request.query_params.get("probabilities") == "true"
         else:

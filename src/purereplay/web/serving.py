@@ -150,6 +150,6 @@ def _listen(host: str, ports: tuple[int, ...]) -> socket.socket:
             return listening
         except (OSError, OverflowError) as error:
             listening.close()
-            last = error if isinstance(error, OSError) else OSError(None, str(error))
+            last = error if isinstance(error, OSError) else OSError(None, "it must be from 0 to 65535")
     reason = last.strerror if last else ""
     raise UserError(f"Port {ports[-1]} of {host} cannot be used: {reason}; choose another --port.")
