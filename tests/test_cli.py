@@ -350,3 +350,16 @@ assert torch.get_num_threads() == 2 and not tiny.mul(1e20).any()
 def test_help_does_not_wait_for_pytorch():
     code = "import sys, purereplay.cli; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
+
+
+def test_help_texts_have_no_brackets_that_the_terminal_would_take_as_markup():
+    import re
+
+    from typer.main import get_command
+
+    from purereplay.cli.app import app
+
+    for name, command in get_command(app).commands.items():
+        texts = [command.help or "", *(getattr(each, "help", None) or "" for each in command.params)]
+        for text in texts:
+            assert not re.search(r"\[/?[a-z][^\]]*\]", text), (name, text)

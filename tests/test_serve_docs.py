@@ -82,7 +82,7 @@ def test_every_command_from_photos_to_a_served_model_runs(photos):
         if _has_onnx():
             assert "largest difference" in run(export, photos)
             assert (photos / "model" / "README.md").read_text().startswith("---\nlibrary_name: purereplay")
-            [code] = blocks(EXPORT, "python")
+            code = blocks(EXPORT, "python")[0]
             run(f"{sys.executable} - <<'END'\n{code}\nprint(label)\nEND", photos)
     finally:
         server.send_signal(signal.SIGTERM)
@@ -116,7 +116,10 @@ def test_the_commands_of_the_export_page_run(photos):
     assert len(lines) == 2
     out = run("\n".join(lines), photos)
     assert out.count("model card:") == 2 and "measured" in out
-    assert {path.name for path in (photos / "model").iterdir()} == {"README.md", "model.pt2", "model.safetensors"}
+    assert {path.name for path in (photos / "model-torch").iterdir()} == {"README.md", "model.pt2"}
+    assert {path.name for path in (photos / "model-tensors").iterdir()} == {"README.md", "model.safetensors"}
+    code = blocks(EXPORT, "python")[1]
+    assert run(f"{sys.executable} - <<'END'\n{code}\nprint(label)\nEND", photos).strip() in map(str, range(10))
 
 
 def result(name: str) -> dict:

@@ -1,6 +1,8 @@
 """Exported classifiers predict what the state's own predicts, and the model card says what it should."""
 
 import json
+import os
+import re
 
 import numpy as np
 import pytest
@@ -170,7 +172,8 @@ def test_the_card_says_what_it_should(tmp_path, state):
         "6 × 6 pixels",
         "| learner | full-memory |",
         "| first | 20 |",
-        'Labels: `["label 0", "label 1", "label 2"]`',
+        'Labels:\n\n```json\n["label 0", "label 1", "label 2"]\n```',
+        "The file has the tensors alone",
         "the largest\ndifference of a probability was 0.0e+00",
     ):
         assert part in text, part
@@ -182,21 +185,26 @@ def test_the_accuracy_is_measured_on_a_folder(tmp_path, state):
         path = tmp_path / "test" / f"label {i % 3 if i < 9 else 'x'}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(700 + i, i % 3)).save(path)
+    (tmp_path / "test" / "label 0" / "damaged.png").write_bytes(b"\x89PNG")
     done = export(state, "safetensors", tmp_path / "model", test=tmp_path / "test")
     assert done.accuracy is not None and done.accuracy.measured and done.accuracy.n == 12
     expected = own(state, np.stack([picture(700 + i, i % 3)[None] for i in range(9)])).argmax(1)
     assert done.accuracy.rate == pytest.approx((expected == np.arange(9) % 3).sum() / 12)
-    assert "Measured on 12 images with right labels" in done.card.read_text()
+    text = done.card.read_text()
+    assert "Measured on 12 images with right labels" in text and "Files that could not be used: 1." in text
 
 
 def test_a_label_cannot_break_the_card(tmp_path):
     label = "a|b\n# c <script>"
+    other = "`` \u202e z"
     with tiny(tmp_path / "state", "full-memory") as session:
-        session.take([Item(f"s{i}", label if i % 2 else "z", png(picture(i, i % 2))) for i in range(30)])
+        session.take([Item(f"s{i}", label if i % 2 else other, png(picture(i, i % 2))) for i in range(30)])
         session.work(rest=True)
     text = export(tmp_path / "state", "safetensors", tmp_path / "model").card.read_text()
     assert "| a\\|b \\# c \\<script\\> | 15 |" in text
-    assert "\n# c" not in text
+    assert "\n# c" not in text and "\u202e" not in text
+    [labels] = re.findall(r"^```json\n(.*)\n```$", text, re.MULTILINE)
+    assert json.loads(labels) == [other, label]
 
 
 def test_what_export_refuses(tmp_path, state):
@@ -205,6 +213,12 @@ def test_what_export_refuses(tmp_path, state):
     (tmp_path / "README.md").write_text("# My project\n")
     with pytest.raises(UserError, match="is not a model card"):
         export(state, "safetensors", tmp_path)
+    (tmp_path / "folder" / "README.md").mkdir(parents=True)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "README.md")
+    for name in ("folder", "pipe"):
+        with pytest.raises(UserError, match="is not a model card"):
+            export(state, "safetensors", tmp_path / name)
     with pytest.raises(UserError, match="holds no state"):
         export(tmp_path / "nothing", "safetensors", tmp_path / "model")
     with tiny(tmp_path / "young", "full-memory") as session:

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -10,7 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from purereplay.live import images
-from purereplay.live.images import look_at, read_pixels
+from purereplay.live.images import _plain, look_at, read_pixels
 from purereplay.live.items import Refused
 
 GREY = np.arange(0, 240, 8, dtype=np.uint8).reshape(5, 6)
@@ -216,3 +218,40 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MAX_BYTES", 99)
     with pytest.raises(Refused, match="has 100 bytes, more than 99"):
         read(tmp_path / "large.png")
+
+
+LARGE = {"RGBA": "RGBA", "grey with 16 bits": "I;16", "grey and alpha": "LA"}
+
+
+@pytest.mark.parametrize("mode", LARGE.values(), ids=LARGE.keys())
+def test_converting_a_large_image_takes_little_memory(mode):
+    """A process of its own converts 25 million pixels; they take 100 megabytes as colour."""
+    code = f"""
+import resource, sys
+from PIL import Image
+from purereplay.live.images import _plain
+image = Image.new({mode!r}, (5000, 5000))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+_plain(image)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(made.stdout) < 180
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+def test_transparency_in_rows_is_that_of_the_whole_image(mode):
+    dice = np.random.default_rng(0)
+    shape = {"RGBA": (600, 7, 4), "LA": (600, 7, 2), "RGB": (600, 7, 3)}.get(mode, (600, 7))
+    array = dice.integers(0, 256, shape, dtype=np.uint8)
+    image = Image.fromarray(array) if mode != "P" else Image.fromarray(array).convert("P")
+    assert image.mode == mode
+    if mode in "PL":
+        image.info["transparency"] = 40
+    if mode == "RGB":
+        image.info["transparency"] = tuple(array[300, 3].tolist())
+    grey = mode in ("L", "LA")
+    layer = image.convert("RGBA")
+    whole = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("L" if grey else "RGB")
+    assert _plain(image).mode == whole.mode
+    np.testing.assert_array_equal(np.asarray(_plain(image)), np.asarray(whole))

@@ -144,3 +144,32 @@ def _until(is_so) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_sample_that_the_state_refuses_is_refused_when_it_is_sent_again(tmp_path):
+    [first, second] = samples(0, 2)
+    with tiny(tmp_path / "state", "full-memory") as session, Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add([first._replace(image=second.image)], nothing)
+        session.take(items(0, 1))  # meanwhile, by another way
+        assert absorb(session, inbox) == 1
+        assert inbox.counts().refused == 1
+        [again] = inbox.add([first._replace(image=second.image)], nothing)
+        assert again.error is not None and "another image" in again.error
+
+
+def test_the_activity_ends(tmp_path):
+    events: list[tuple[str, str]] = []
+    with tiny(tmp_path / "state", "full-memory") as session:
+        session.take(items(0, 30))
+        session.work(rest=True)
+    with Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add(samples(30, 32), nothing)  # too few to judge all again
+    training = Training(tmp_path / "state", Engine(torch.device("cpu")), lambda *event: events.append(event))
+    thread = threading.Thread(target=training.run)
+    thread.start()
+    try:
+        _until(lambda: ("activity", "learning") in events)
+        _until(lambda: [text for kind, text in events if kind == "activity"][-1] == "ready")
+    finally:
+        training.stop()
+        thread.join()

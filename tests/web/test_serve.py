@@ -75,6 +75,12 @@ def test_one_image_file_is_a_request(client):
     )
 
 
+def test_an_image_file_is_known_by_its_content_too(client):
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends without a header
+    answer = client.post("/predict", content=png(picture(100)), headers=form)
+    assert answer.status_code == 200 and "label" in answer.json()["predictions"][0]
+
+
 def test_an_image_that_cannot_be_read_does_not_hurt_the_others(client):
     answer = client.post("/predict", json={"images": [encoded(1), "bm8=", "@", 3]})
     assert answer.status_code == 200

@@ -36,7 +36,7 @@ def serve(
     POST /predict classifies images. POST /learn adds samples, and answers 202 once they are on the disk; a label may
     come later, by the id. GET /judgements?since=N returns verdicts. /status, /health, /metrics (for Prometheus) and
     /openapi.json describe the server, and /v2 is the Open Inference Protocol. The review page is at /. Training runs in
-    a process of its own. Nothing that was acknowledged is lost by a kill. Needs the extra purereplay[web].
+    a process of its own. Nothing that was acknowledged is lost by a kill. Needs the extra `web`.
 
     Examples:
 
@@ -98,7 +98,7 @@ def export(
     The card has the data, the estimated share of wrong labels, the accuracy, the settings and the licence. The file
     takes images and returns probabilities; if the state has an encoder, it takes features. It is compared with the
     state's own classifier on up to 1,000 samples, and not written if a probability differs by more than 0.0001. ONNX
-    needs the extra purereplay[export].
+    needs the extra `export`.
 
     Examples:
 

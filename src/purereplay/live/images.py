@@ -60,6 +60,7 @@ Shape = tuple[int, int, int]  # channels, height, width
 # pad: resized with the aspect kept, and filled; exact: refused unless the shape is right, as in former states, where
 # `size` changes the aspect
 Fit = Literal["pad", "exact"]
+_ROWS = 256  # of an image that are composed over white at once
 _GREY_MODES = ("1", "L", "LA", "La")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
@@ -153,6 +154,11 @@ def is_other_file(path: Path) -> bool:
             os.close(descriptor)
     except OSError:
         return True
+
+
+def starts_as_image(content: bytes) -> bool:
+    """Return whether the first bytes are those of an image file."""
+    return content.startswith(_STARTS)
 
 
 def look_at(image: Path | bytes, root: Path | None = None) -> Look:
@@ -275,10 +281,17 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
 def _plain(image: Image.Image) -> Image.Image:
     """Convert an image to mode L or RGB."""
     if image.mode.startswith("I"):  # grey with 16 bits
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
-        grey = image.mode in _GREY_MODES
-        layer = image.convert("RGBA")
-        paper = Image.new("RGBA", layer.size, "white")
-        return Image.alpha_composite(paper, layer).convert("L" if grey else "RGB")
+        return _on_white(image, "L" if image.mode in _GREY_MODES else "RGB")
     return image.convert("L" if image.mode in _GREY_MODES else "RGB")
+
+
+def _on_white(image: Image.Image, mode: str) -> Image.Image:
+    """Compose a transparent image over white, some rows at a time: the layers of a large one would fill the memory."""
+    whole = Image.new(mode, image.size)
+    for top in range(0, image.height, _ROWS):
+        layer = image.crop((0, top, image.width, min(top + _ROWS, image.height))).convert("RGBA")
+        paper = Image.new("RGBA", layer.size, "white")
+        whole.paste(Image.alpha_composite(paper, layer).convert(mode), (0, top))
+    return whole

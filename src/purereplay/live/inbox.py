@@ -110,16 +110,19 @@ class Inbox:
             return Receipt(sample.id, "refused", str(reason))
 
     def _result(self, sample: Sample, known: Known) -> str:
-        found = self._query("SELECT number, label, image, digest FROM samples WHERE id = ?", sample.id)
+        found = self._query("SELECT number, label, image, digest, refusal FROM samples WHERE id = ?", sample.id)
         if found:
-            row = _checked(self.path, sample.id, *found[0][1:])
+            [[number, *values, refusal]] = found
+            row = _checked(self.path, sample.id, *values)
+            if refusal is not None:
+                raise Refused(refusal)  # by the state, after it was acknowledged
             if sample.image is not None and sample.image != row.image:
                 raise Refused("was sent before with another image: use a new id")
             if sample.label is None or sample.label == row.label:
                 return "waits for a label" if row.label is None else "known"
             if row.label is not None:
                 raise Refused(f"was sent before with the label {row.label!r}: change it with `purereplay correct`")
-            self._query("DELETE FROM samples WHERE number = ?", found[0][0])
+            self._query("DELETE FROM samples WHERE number = ?", number)
             self._insert(row._replace(label=sample.label))
             return "labelled"
         if known(sample):

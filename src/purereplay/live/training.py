@@ -40,6 +40,7 @@ class Training:
         self.tell = tell
         self._new = threading.Event()
         self._stopped = threading.Event()
+        self._activity = "ready"  # as told last
         self._known: str | None = None  # digest of the learner that was told last
         self._last_new = time.monotonic()  # when something new was absorbed
         self._settled, self._settling = 0.0, 0.0  # when decisions were learned last, and how long it took, in seconds
@@ -86,17 +87,24 @@ class Training:
     def _watch(self, now: TrainingProgress | None = None) -> None:
         if self._stopped.is_set():
             raise Interrupted("Stopped: nothing is lost.")
+        self._tell_activity("learning")
+
+    def _tell_activity(self, text: str) -> None:
+        if text != self._activity:
+            self._activity = text
+            self.tell("activity", text)
 
     def _step(self) -> None:
         """Absorb what is new, and learn what is due."""
         new = absorb(self.session, self.inbox) + self.reviewed.absorb()
         if new:
             self._last_new = time.monotonic()
-            self.tell("activity", "learning")
+            self._tell_activity("learning")
         self.session.work(hear=lambda report: self._publish())
         if time.monotonic() - self._last_new >= _QUIET:
             self._judge_waiting()
         self._publish()
+        self._tell_activity("ready")
 
     def _judge_waiting(self) -> None:
         learning = self.session.learning
@@ -114,11 +122,11 @@ class Training:
         if current is None or current.digest == self._known:
             return
         if not isinstance(self.session.learning, FullMemory):
-            self.tell("activity", "training the classifier")
+            self._tell_activity("training the classifier")
             with_current(self.session.store, self._finetune)
         self._known = current.digest
         self.tell("model", current.digest)
-        self.tell("activity", "ready")
+        self._tell_activity("ready")
 
     def _finetune(self, current: Current | None) -> None:
         """Make the classifier of a learner with buffers, which a file keeps."""

@@ -365,6 +365,8 @@ def show_model(done: Exported) -> None:
     if a is not None:
         how = "measured" if a.measured else "estimated without true labels"
         out.print(f"accuracy: {percent(a.rate)} ({percent(a.low)} to {percent(a.high)}), {how}")
+        if a.n_refused:
+            out.print(f"test images that could not be used: {a.n_refused:,} of {a.n + a.n_refused:,}")
     out.print(f"largest difference from the state's own probabilities on {n:,} samples: {done.check.difference:.1e}")
     out.print(f"classifier: {printable(str(done.model))}", markup=False)
     out.print(f"model card: {printable(str(done.card))}", markup=False)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from purereplay.web.snapshots import Snapshot, Snapshots
 
-MAX_WAITING = 20_000  # images
+MAX_WAITING = 256 * 2**20  # bytes of images; a request that is alone may have more
 _AT_ONCE = 64  # images of several requests
 
 Inputs = NDArray[Any]  # images uint8, or their features by an encoder, float32
@@ -45,18 +45,20 @@ class Batcher:
     def __init__(self, snapshots: Snapshots) -> None:
         self.snapshots = snapshots
         self.n_waiting = 0  # images
+        self._n_bytes = 0  # of these
         self._queue: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "classifier")
 
     async def classify(self, images: Inputs) -> Answer:
         """Return the probabilities of images uint8 (n, C, H, W), or of their features float32 (n, dim)."""
-        if self.n_waiting + len(images) > MAX_WAITING:
+        if self._n_bytes and self._n_bytes + images.nbytes > MAX_WAITING:
             raise Overloaded
         loop = asyncio.get_running_loop()
         waiting = _Waiting(images, loop.create_future())
         self._queue.append(waiting)
         self.n_waiting += len(images)
+        self._n_bytes += images.nbytes
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         return await waiting.answer
@@ -73,6 +75,7 @@ class Batcher:
                     if not waiting.answer.done():
                         waiting.answer.set_exception(error)
             self.n_waiting -= sum(len(w.images) for w in group)
+            self._n_bytes -= sum(w.images.nbytes for w in group)
             for waiting, answer in zip(group, answers or [], strict=False):
                 if not waiting.answer.done():  # a client may be gone
                     waiting.answer.set_result(answer)

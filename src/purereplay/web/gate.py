@@ -3,7 +3,7 @@
 Host      without a token the name must be this machine's, so that no site can lead a browser here by its own name
 Origin    a browser's request must come from this server itself
 token     if there is one, every request but those for health needs "Authorization: Bearer TOKEN"
-body      at most `max_bytes`, received within READ_SECONDS
+body      at most `max_bytes`, received within READ_SECONDS; large ones wait until there is room for them
 time      a request that takes longer than ANSWER_SECONDS is given up, as with a client that does not read
 """
 
@@ -14,7 +14,10 @@ import json
 import logging
 import secrets
 import time
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -29,7 +32,12 @@ READ_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
 OPEN_TO_ALL = ("/health", "/v2/health/live", "/v2/health/ready")
 _METHODS = ("GET", "HEAD", "POST")  # that have a name in the metrics
-_LARGE = 2**16  # bytes of JSON that are parsed in a thread
+_LARGE = 2**16  # bytes of a body that needs room, and of JSON that is parsed in a thread
+_ROOM = 4  # times `max_bytes`, for the bodies of all requests together
+MAX_VALUES = 1_000_000  # of JSON; a value takes up to 300 bytes of memory
+_parser = ThreadPoolExecutor(1, "parser")  # what was parsed takes much more memory than the text: one at a time
+
+T = TypeVar("T")
 
 
 class Json(JSONResponse):
@@ -52,6 +60,38 @@ class Problem(Exception):
         return Json({"error": str(self)}, self.status, headers=self.headers)
 
 
+class Room:
+    """Memory for the bodies of requests; those that find too little wait, in the order of their arrival."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.left = n_bytes
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def taken(self, n_bytes: int) -> AsyncIterator[None]:
+        """Hold room for a body within the block; Problem if none becomes free in time."""
+        if n_bytes <= _LARGE:
+            yield
+            return
+        try:
+            async with asyncio.timeout(READ_SECONDS), self._turn:
+                while self.left < n_bytes:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self.left -= n_bytes
+        except TimeoutError:
+            raise Problem(503, "Other large requests take all the room.", Connection="close", **_SOON) from None
+        try:
+            yield
+        finally:
+            self.left += n_bytes
+            self._freed.set()
+
+
+_SOON = {"Retry-After": "5"}
+
+
 class Gate:
     """Middleware around the routes of the interface."""
 
@@ -64,6 +104,7 @@ class Gate:
         self.host = host
         self.port = port
         self.max_bytes = max_bytes
+        self.room = Room(_ROOM * max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,8 +121,8 @@ class Gate:
 
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                self._check(Request(scope))
-                await self.app(scope, receive, counted)
+                async with self.room.taken(self._checked(Request(scope))):
+                    await self.app(scope, receive, counted)
         except ClientDisconnect:
             status = status or 499  # nobody reads the answer
         except (Problem, UserError, TimeoutError) as error:
@@ -91,8 +132,8 @@ class Gate:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.observe(_template(scope["path"]), method, status, time.perf_counter() - began)
 
-    def _check(self, request: Request) -> None:
-        """Raise Problem for a request that is not let through."""
+    def _checked(self, request: Request) -> int:
+        """Return how many bytes the body of a request may have; Problem if it is not let through."""
         headers, path = request.headers, request.url.path
         if self.token is None and not is_own_host(headers.get("host", ""), self.host, None):
             raise Problem(421, "This server does not have that name: use its address, or start it with a token.")
@@ -104,6 +145,7 @@ class Gate:
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()) or int(length) > self.max_bytes:
             raise too_long(self.max_bytes)
+        return self.max_bytes if "transfer-encoding" in headers else int(length)
 
     def _has_token(self, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -136,19 +178,29 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-async def json_object(content: bytes) -> dict[str, Any]:
-    """Return a JSON object; Problem if it is none."""
+async def read_json(content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `read` makes of a JSON object, in a thread if it is large; Problem if it is none."""
+    if content.count(b",") >= MAX_VALUES:
+        raise Problem(400, f"The request has more than {MAX_VALUES:,} values: send fewer, or tensors as binary data.")
+    if len(content) < _LARGE:
+        return _read_json(content, read)
+    return await asyncio.get_running_loop().run_in_executor(_parser, _read_json, content, read)
+
+
+def _read_json(content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     try:
-        values = json.loads(content) if len(content) < _LARGE else await asyncio.to_thread(json.loads, content)
+        values = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"The request is not JSON: {str(error)[:200]}.") from None
     if not isinstance(values, dict):
         raise Problem(400, "The request is not a JSON object.")
-    return values
+    return read(values)
 
 
 def _template(path: str) -> str:
     """Return a path without the names in it, for the metrics."""
+    if not path.startswith("/"):
+        return "other"
     first, _, rest = path[1:].partition("/")
     if first == "v2":
         return "/v2/infer" if rest.endswith("/infer") else "/v2"
@@ -161,4 +213,4 @@ def _problem(error: Problem | UserError | TimeoutError) -> Problem:
     if isinstance(error, TimeoutError):
         return Problem(503, f"The answer was not ready within {ANSWER_SECONDS:g} s.", Connection="close")
     logging.getLogger(__name__).warning("%s", error)
-    return Problem(507 if "cannot be written" in str(error) else 500, str(error))
+    return Problem(507 if "cannot be written" in str(error) else 503, str(error))

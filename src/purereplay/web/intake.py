@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from purereplay.web.gate import Problem
 Input = Pixels | NDArray[np.float32]  # of a classifier: an image, or its features by an encoder
 MAX_ITEMS = 1000  # images or samples of a request
 MAX_PIXELS = 100_000_000  # of all images of a request, by their headers
+_LARGE_IMAGE = 16_000_000  # pixels of an image that is decoded alone
 
 
 class Intake:
@@ -51,22 +53,24 @@ class Intake:
         self.counts = self._inbox.counts()
         return self.counts
 
-    def add(self, given: Sequence[Any]) -> list[Receipt]:
-        """Record samples; those that were not refused are on the disk when this returns."""
+    def add(self, given: Sequence[Sample | Receipt]) -> list[Receipt]:
+        """Record samples; those that were not refused are on the disk when this returns. A refusal stays as it is."""
         with Store.reading(self.state, upgrade=False) as store:
-            budget, pixels = Budget(), dict[str, Pixels]()
+            budget, pixels = Budget(), dict[Sample, Pixels]()
             receipts: list[Receipt | None] = []
             samples: list[Sample] = []
-            for values in given:
+            for sample in given:
                 try:
-                    sample = read_sample(values)
+                    if isinstance(sample, Receipt):
+                        receipts.append(sample)
+                        continue
                     if sample.image is not None:
-                        pixels[sample.id] = self.reader.pixels(sample.image, store.settings, budget)
+                        pixels[sample] = self.reader.pixels(sample.image, store.settings, budget)
                     samples.append(sample)
                     receipts.append(None)
                 except Refused as reason:
-                    receipts.append(Receipt(_name(values), "refused", str(reason)))
-            found = iter(self._inbox.add(samples, lambda s: store.knows(s.id, s.label, pixels.get(s.id))))
+                    receipts.append(Receipt(sample.id, "refused", str(reason)))
+            found = iter(self._inbox.add(samples, lambda s: store.knows(s.id, s.label, pixels.get(s))))
         self.count()
         return [next(found) if receipt is None else receipt for receipt in receipts]
 
@@ -77,14 +81,16 @@ class Budget:
     def __init__(self) -> None:
         self.left = MAX_PIXELS
 
-    def spend(self, image: bytes) -> None:
-        """Count an image by its header; Refused if it is too large."""
+    def spend(self, image: bytes, settings: NewSettings | StateSettings) -> int:
+        """Return the pixels of an image by its header, counted as those of the state if these are more; or Refused."""
         if not image:
             raise Refused("is empty")
         look = look_at(image)
-        self.left -= look.width * look.height
+        n = look.width * look.height
+        self.left -= max(n, math.prod(settings.shape[1:]) if isinstance(settings, StateSettings) else 0)
         if self.left < 0:
             raise Refused(f"is one too many: the images of a request may have {MAX_PIXELS:,} pixels in all")
+        return n
 
 
 class Reader:
@@ -93,28 +99,34 @@ class Reader:
     def __init__(self, encoding: Encoding | None = None) -> None:
         self.encoding = encoding  # the classifier takes its features; None: the pixels
         self._one_at_a_time = threading.Lock()
+        self._one_large = threading.Lock()
 
     def pixels(self, image: bytes, settings: NewSettings | StateSettings, budget: Budget) -> Pixels:
         """Return an image as the state keeps it; Refused if it cannot be used."""
-        budget.spend(image)
-        if not isinstance(settings, StateSettings):
-            return read_pixels(image, size=settings.size, channels=settings.channels, shape=None, fit=settings.fit)
-        if self.encoding is not None:
-            return self.encoding.read(image, settings, None).pixels
-        s = settings
-        return read_pixels(image, size=s.size, channels=s.channels, shape=s.shape, fit=s.fit)
+        with self._in_turn(budget.spend(image, settings)):
+            if not isinstance(settings, StateSettings):
+                return read_pixels(image, size=settings.size, channels=settings.channels, shape=None, fit=settings.fit)
+            if self.encoding is not None:
+                return self.encoding.read(image, settings, None).pixels
+            s = settings
+            return read_pixels(image, size=s.size, channels=s.channels, shape=s.shape, fit=s.fit)
 
-    def inputs(self, given: Sequence[object], settings: StateSettings) -> list[Input | Refused]:
-        """Return images, given as files or as base64 text, as the classifier takes them, or the reasons for refusal."""
+    def _in_turn(self, n_pixels: int) -> AbstractContextManager[object]:
+        """Return a lock for a large image, since decoding it takes several hundred megabytes."""
+        return self._one_large if n_pixels > _LARGE_IMAGE else nullcontext()
+
+    def inputs(self, given: Sequence[bytes | Refused], settings: StateSettings) -> list[Input | Refused]:
+        """Return image files as the classifier takes them, or the reasons for refusal."""
         budget, found = Budget(), list[Any]()
         for image in given:
             try:
-                content = image if isinstance(image, bytes) else read_image(image)
+                if isinstance(image, Refused):
+                    raise image
                 if self.encoding is None:
-                    found.append(self.pixels(content, settings, budget))
+                    found.append(self.pixels(image, settings, budget))
                 else:
-                    budget.spend(content)
-                    found.append(self.encoding.read(content, settings, None))
+                    with self._in_turn(budget.spend(image, settings)):
+                        found.append(self.encoding.read(image, settings, None))
             except Refused as reason:
                 found.append(reason)
         if self.encoding is None:
@@ -156,7 +168,34 @@ def read_sample(values: object) -> Sample:
         raise Refused(f"has an image that {reason}") from None
 
 
-def items_of(values: dict[str, Any], key: str, others: frozenset[str] = frozenset()) -> list[Any]:
+def asked_images(values: dict[str, Any]) -> tuple[list[bytes | Refused], bool]:
+    """Return the image files of a request for predictions, and whether it wants all probabilities."""
+    wants_all = values.get("probabilities", False)
+    if not isinstance(wants_all, bool):
+        raise Problem(400, "The field `probabilities` must be true or false.")
+    return [_image(each) for each in _items_of(values, "images", frozenset({"probabilities"}))], wants_all
+
+
+def _image(text: object) -> bytes | Refused:
+    try:
+        return read_image(text)
+    except Refused as reason:
+        return reason
+
+
+def sent_samples(values: dict[str, Any]) -> list[Sample | Receipt]:
+    """Return the samples of a request, or the receipts of those that cannot be read."""
+    return [_sample(each) for each in _items_of(values, "samples")]
+
+
+def _sample(values: object) -> Sample | Receipt:
+    try:
+        return read_sample(values)
+    except Refused as reason:
+        return Receipt(_name(values), "refused", str(reason))
+
+
+def _items_of(values: dict[str, Any], key: str, others: frozenset[str] = frozenset()) -> list[Any]:
     """Return the list of a request; Problem if there is none, or something else beside it."""
     found = values.get(key)
     if not isinstance(found, list) or not 0 < len(found) <= MAX_ITEMS:

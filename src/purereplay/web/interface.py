@@ -18,16 +18,17 @@ from starlette.responses import PlainTextResponse, Response
 from purereplay import __version__
 from purereplay.errors import UserError
 from purereplay.live.encoding import Encoding
+from purereplay.live.images import starts_as_image
 from purereplay.live.inbox import FullInbox
 from purereplay.live.items import Refused
 from purereplay.live.judgements import judgements
 from purereplay.live.settings import Wanted, check_same, wanted_encoder
 from purereplay.live.status import Status, status
-from purereplay.live.store import Store
+from purereplay.live.store import DATABASE, Store
 from purereplay.nets.engine import Engine
 from purereplay.web.batching import Answer, Batcher, Inputs, NoClassifier, Overloaded
-from purereplay.web.gate import Json, Problem, json_object, read_body
-from purereplay.web.intake import Intake, items_of
+from purereplay.web.gate import Json, Problem, read_body, read_json
+from purereplay.web.intake import Intake, asked_images, sent_samples
 from purereplay.web.metrics import Metrics
 from purereplay.web.openapi import document
 from purereplay.web.snapshots import Snapshot, Snapshots
@@ -86,15 +87,11 @@ class Interface:
 
     async def predict(self, request: Request) -> Response:
         body = await read_body(request, self.max_bytes)
-        if request.headers.get("content-type", "").startswith("image/"):
-            given: list[Any] = [body]
+        if request.headers.get("content-type", "").startswith("image/") or starts_as_image(body):
+            given: list[bytes | Refused] = [body]
             wants_all = request.query_params.get("probabilities") == "true"
         else:
-            values = await json_object(body)
-            wants_all = values.get("probabilities", False)
-            if not isinstance(wants_all, bool):
-                raise Problem(400, "The field `probabilities` must be true or false.")
-            given = items_of(values, "images", frozenset({"probabilities"}))
+            given, wants_all = await read_json(body, asked_images)
         snapshot = self.ready()
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._decoders, self.intake.reader.inputs, given, snapshot.settings)
@@ -133,8 +130,7 @@ class Interface:
     # ---------------------------------------------------------------- learn
 
     async def learn(self, request: Request) -> Response:
-        values = await json_object(await read_body(request, self.max_bytes))
-        given = items_of(values, "samples")
+        given = await read_json(await read_body(request, self.max_bytes), sent_samples)
         try:
             receipts = await self._in_intake(self.intake.add, given)
         except FullInbox as error:
@@ -189,10 +185,11 @@ class Interface:
         }
 
     async def health(self, request: Request) -> Response:
+        has_state, runs = (self.state / DATABASE).exists(), self.trainer.pid is not None
         facts = {
-            "status": "ok" if self.trainer.pid is not None else "not training",
+            "status": "no state" if not has_state else "ok" if runs else "not training",
             "predicts": self.snapshots.current is not None,
-            "trains": self.trainer.pid is not None,
+            "trains": has_state and runs,
         }
         return Json(facts, 200 if facts["trains"] else 503)
 

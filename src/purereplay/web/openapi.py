@@ -124,7 +124,7 @@ _BODY_ERRORS = {
     "408": "The request did not arrive in time.",
     "413": "The request is too long.",
     "415": "The request is compressed.",
-    "503": "There is no classifier yet, or too much waits.",
+    "503": "There is no classifier yet, too much waits, or the state is gone.",
     "507": "The disk is full; nothing of the request was recorded.",
 }
 

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from purereplay import __version__
 from purereplay.web.batching import Answer, Inputs
-from purereplay.web.gate import Json, Problem, json_object, read_body
+from purereplay.web.gate import Json, Problem, read_body, read_json
 from purereplay.web.intake import MAX_ITEMS
 from purereplay.web.interface import Interface
 from purereplay.web.snapshots import Snapshot
@@ -80,9 +80,7 @@ class Protocol:
         body = await read_body(request, self.interface.max_bytes)
         snapshot = self._snapshot(request)
         header, tail = _split(request.headers.get(_SPLIT), body)
-        values = await json_object(header)
-        identity, outputs = _text_or_none(values.get("id")), _outputs(values)
-        images = _inputs(values.get("inputs"), tail, snapshot)
+        identity, outputs, images = await read_json(header, lambda values: _asked(values, tail, snapshot))
         answer = await self.interface.classify(images)
         facts: dict[str, Any] = {"model_name": self.interface.name, "model_version": answer.snapshot.version}
         if identity is not None:
@@ -111,6 +109,11 @@ def _split(length: str | None, body: bytes) -> tuple[bytes, bytes]:
     if not (length.isascii() and length.isdecimal()) or len(length) > 12 or int(length) > len(body):
         raise Problem(400, f"The header {_SPLIT} must be a number up to the length of the body.")
     return body[: int(length)], body[int(length) :]
+
+
+def _asked(values: dict[str, Any], tail: bytes, snapshot: Snapshot) -> tuple[str | None, list[_Output], Inputs]:
+    """Return id, outputs and inputs of a request for inference."""
+    return _text_or_none(values.get("id")), _outputs(values), _inputs(values.get("inputs"), tail, snapshot)
 
 
 def _text_or_none(value: object) -> str | None:

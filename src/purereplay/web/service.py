@@ -15,10 +15,11 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from purereplay.errors import UserError
 from purereplay.nets.engine import Engine
 from purereplay.web.app import Server, Subject, routes_of
 from purereplay.web.gate import Gate, Problem
@@ -73,8 +74,12 @@ class Service:
                 await self._open.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_page = scope["type"] == "http" and scope["path"].split("/")[1] not in _FIRST
-        await (self.page if is_page else self.programs)(scope, receive, send)
+        await (self.page if _is_page(scope) else self.programs)(scope, receive, send)
+
+
+def _is_page(scope: Scope) -> bool:
+    """Return whether a request is for the page; `OPTIONS *` and the like have a path without a slash."""
+    return scope["type"] == "http" and scope["path"].startswith("/") and scope["path"].split("/")[1] not in _FIRST
 
 
 class _OpenOnce:
@@ -104,7 +109,11 @@ class _Opening:
         self.once = once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.once.open()
+        try:
+            await self.once.open()
+        except UserError as error:  # the state was deleted or moved
+            await PlainTextResponse(str(error), 503)(scope, receive, send)
+            return
         await self.app(scope, receive, send)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +28,10 @@ from purereplay.web.service import Options, Service
 PORT = 8490  # tried first, so that the address stays the same
 SERVICE_PORT = 8491
 HEADER_SECONDS = 15.0  # within which the header of a request must arrive
+REST_SECONDS = 5.0  # for the rest of a request that was answered before its end
 _MAX_CONNECTIONS = 1000
 _BACKLOG = 1024
+_MMAP_THRESHOLD = (-3, 2**20)  # option of glibc's mallopt, bytes
 
 
 def serve(subject: Subject, engine: Engine, *, host: str, port: int | None, announce: Callable[[str], None]) -> None:
@@ -45,11 +49,18 @@ def serve_state(options: Options, engine: Engine, *, port: int | None, announce:
     own = replace(options, port=number, page_token=new_token())
     address = _address(own.host, number)
     app = Service(own, engine)
+    _return_memory()
     # threads that wait for each other are slow while training uses the same cores
     n_threads = max(1, (os.cpu_count() or 1) // 4)
     torch.set_num_threads(min(torch.get_num_threads(), n_threads))
     with threadpool_limits(n_threads, "blas"):
         _run(app, listening, lambda: announce(address, f"{address}/?token={own.page_token}"), "The server", 20)
+
+
+def _return_memory() -> None:
+    """Give large blocks back to the system as soon as they are free; glibc keeps those of former large images."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(*_MMAP_THRESHOLD)
 
 
 def _run(app: Any, listening: socket.socket, ready: Callable[[], None], what: str, patience: int) -> None:
@@ -74,7 +85,7 @@ def _run(app: Any, listening: socket.socket, ready: Callable[[], None], what: st
 
 
 class Timed(H11Protocol):
-    """HTTP that closes a connection whose next header does not arrive in time."""
+    """HTTP that closes a connection whose next header, or the rest of whose request, does not arrive in time."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -88,6 +99,11 @@ class Timed(H11Protocol):
             self._in_time()
         elif self._late is None:
             self._late = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:  # nobody reads it
+            self.loop.call_later(REST_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
@@ -134,6 +150,6 @@ def _listen(host: str, ports: tuple[int, ...]) -> socket.socket:
             return listening
         except (OSError, OverflowError) as error:
             listening.close()
-            last = error if isinstance(error, OSError) else OSError(None, str(error))
+            last = error if isinstance(error, OSError) else OSError(None, "it must be from 0 to 65535")
     reason = last.strerror if last else ""
     raise UserError(f"Port {ports[-1]} of {host} cannot be used: {reason}; choose another --port.")

@@ -80,6 +80,9 @@ class Snapshots:
         except UserError as error:
             self._fail(str(error))
             return False
+        except Exception as error:  # a full memory, for instance; the thread that calls this must go on
+            self._fail(f"The newest classifier cannot be loaded: {error}.")
+            return False
         self.current, self.failure = found, None
         self.n_swaps += 1
         return True

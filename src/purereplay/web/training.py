@@ -114,18 +114,27 @@ class Trainer(threading.Thread):
         reason = None
         assert process.stdout is not None
         for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "activity":
-                self.activity = event["text"]
-            elif event["event"] == "model":
+            kind, text = _event(line)
+            if kind == "activity":
+                self.activity = text
+            elif kind == "model":
                 self.on_model()
-            elif event["event"] == "ready":
+            elif kind == "ready":
                 self.error = None
                 self.activity = "ready"
                 self.ready.set()
-            elif event["event"] == "error":
-                reason = event["text"]
+            elif kind == "error":
+                reason = text
         code = process.wait()
         self.activity = "stopped"
         if not self._stopping.is_set():
             self.error = reason or f"The process that trains ended with code {code}."
+
+
+def _event(line: str) -> tuple[str, str]:
+    """Return kind and text of an event; a kill may have cut its line."""
+    try:
+        values = json.loads(line)
+        return str(values["event"]), str(values["text"])
+    except (ValueError, KeyError, TypeError):
+        return "", ""

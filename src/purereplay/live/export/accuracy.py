@@ -41,13 +41,15 @@ class Accuracy(NamedTuple):
     high: float
     n: int  # images
     measured: bool  # False: estimated without true labels
+    n_refused: int = 0  # files that could not be used
 
 
 def measure(store: Store, classifier: Predictor, folder: Path, encoder: Opened | None = None) -> Accuracy:
     """Return the accuracy on a folder label/name.png."""
     reader, labels = ImageReader(store, encoder), store.labels()
     n = n_right = 0
-    items = [offer for offer in ImageFolder(folder, store.folder).listing() if isinstance(offer, Item)]
+    offers = ImageFolder(folder, store.folder).listing()
+    items = [offer for offer in offers if isinstance(offer, Item)]
     for start in range(0, len(items), reader.at_once):
         some = items[start : start + reader.at_once]
         sources = [ImageSource(item.image, item.root, (item.id,)) for item in some]
@@ -57,7 +59,7 @@ def measure(store: Store, classifier: Predictor, folder: Path, encoder: Opened |
                 n, n_right = n + 1, n_right + (labels[code] == item.label)
     if not n:
         raise UserError(f"{folder} holds no images that can be classified: use folders label/name.png.")
-    return Accuracy(*wilson(n_right, n)[:3], n, measured=True)
+    return Accuracy(*wilson(n_right, n)[:3], n, measured=True, n_refused=len(offers) - n)
 
 
 def estimate(store: Store, watch: Progress | None = None) -> Accuracy | None:

@@ -56,12 +56,12 @@ def _data(f: Facts) -> str:
     s, (channels, height, width) = f.status, f.settings.shape
     rows = [[c["label"], c["samples"], c["scored"] - c["unjudged"], c["rejected"]] for c in s["classes"]]
     n_judged = s["scored"] - s["unjudged"]
-    few = f"{s['unjudged']:,} could not be judged, since too few images have the label.\n" if s["unjudged"] else ""
+    few = f"Not judged, since too few images have the label: {s['unjudged']:,}.\n" if s["unjudged"] else ""
     return f"""## Data
 
-{s["samples"]:,} images with given labels, of which {n_judged:,} were judged and {s["rejected"]:,} labels rejected.
-{few}{s["corrected"]:,} labels were corrected or confirmed by a person. {s["purified"]:,} samples teach with trust in
-their label.
+{s["samples"]:,} images with given labels. Judged: {n_judged:,}. Labels rejected: {s["rejected"]:,}.
+{few}Labels corrected or confirmed by a person: {s["corrected"]:,}.
+Samples that teach with trust in their label: {s["purified"]:,}.
 
 An image is {"grey" if channels == 1 else "in colour"}, {width} × {height} pixels. {_preparation(f.settings)}
 
@@ -97,7 +97,8 @@ def _accuracy(f: Facts) -> str:
         return "## Accuracy\n\nNot measured: `purereplay export --test FOLDER` measures it on images with right labels."
     interval = f"{100 * a.rate:.1f} % ({100 * a.low:.1f} to {100 * a.high:.1f} %)"
     if a.measured:
-        return f"## Accuracy\n\nMeasured on {a.n:,} images with right labels: {interval}, a 95 % interval."
+        refused = f" Files that could not be used: {a.n_refused:,}." if a.n_refused else ""
+        return f"## Accuracy\n\nMeasured on {a.n:,} images with right labels: {interval}, a 95 % interval.{refused}"
     return f"""## Accuracy
 
 Estimated without true labels: {interval}. A classifier that was fitted without {a.n:,}
@@ -110,9 +111,14 @@ def _use(f: Facts) -> str:
     shape = ", ".join(map(str, f.settings.shape if encoder is None else (encoder.dim,)))
     name, dtype = ("images", "uint8") if encoder is None else ("features", "float32")
     made_by = "" if encoder is None else f"\nThe features are those of the encoder `{_cell(encoder.text)}`."
-    tensors = f"""Input `{name}`: {dtype} (n, {shape}).{made_by} Output `probabilities`: float32 (n, {n}),
-in the order of the labels below. Compared with the state's own classifier on {f.check.n:,} samples, the largest
+    compared = f"""Compared with the state's own classifier on {f.check.n:,} samples, the largest
 difference of a probability was {f.check.difference:.1e}; more than {TOLERANCE:g} would have been an error."""
+    about = f"""Input `{name}`: {dtype} (n, {shape}).{made_by} Output `probabilities`: float32 (n, {n}),
+in the order of the labels below. {compared}"""
+    if f.form == "safetensors":
+        about = f"""The file has the tensors alone. The code that computes probabilities of {n} labels with them is in
+purereplay, `live/export/graphs.py`. It takes `{name}`, {dtype} (n, {shape}).{made_by}
+The tensors of the file were read back. {compared}"""
     code = {
         "onnx": f"""import numpy as np
 import onnxruntime
@@ -122,14 +128,21 @@ session = onnxruntime.InferenceSession("{NAMES["onnx"]}")
 [probabilities] = session.run(None, {{"{name}": {name}}})""",
         "torch": f"""import torch
 
-module = torch.export.load("{NAMES["torch"]}").module()
+texts = {{"labels": ""}}
+module = torch.export.load("{NAMES["torch"]}", extra_files=texts).module()  # fills in the texts
 {name} = torch.zeros((1, {shape}), dtype=torch.{dtype})
 probabilities = module({name})""",
         "safetensors": f"""from safetensors.torch import load_file
 
-tensors = load_file("{NAMES["safetensors"]}")  # by name; see docs/export.md of purereplay""",
+tensors = load_file("{NAMES["safetensors"]}")  # by name""",
     }[f.form]
-    return f"## Use\n\n{tensors}\n\n```python\n{code}\n```\n\nLabels: `{json.dumps(f.labels, ensure_ascii=False)}`"
+    return f"## Use\n\n{about}\n\n```python\n{code}\n```\n\nLabels:\n\n```json\n{_json(f.labels)}\n```"
+
+
+def _json(labels: list[str]) -> str:
+    """Return labels as one line of JSON; signs that are not shown, or change the direction of a text, are escaped."""
+    text = json.dumps(labels, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _settings(f: Facts) -> str:

@@ -97,8 +97,14 @@ def _classifier(store: Store) -> tuple[Predictor, list[str], str]:
 
 
 def _check_card(path: Path) -> None:
-    """Raise UserError if the card would replace another document."""
-    if path.exists() and not path.read_bytes().startswith(HEAD.encode()):
+    """Raise UserError if the card would replace another document, a folder or a pipe."""
+    if not path.exists():
+        return
+    head = b""
+    if path.is_file():
+        with disk_errors(path), path.open("rb") as file:
+            head = file.read(len(HEAD))
+    if head != HEAD.encode():
         raise UserError(f"{path} exists and is not a model card of purereplay: choose another --out.")
 
 

@@ -1,0 +1,105 @@
+"""Failures around `serve`: a state that is gone, odd requests, clients that go on sending, a trainer that is killed."""
+
+import io
+import shutil
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from served_state import asking, encoded, on_a_port, sample
+from tiny_state import items, tiny
+
+from purereplay.nets.engine import Engine
+from purereplay.web import serving, training
+from purereplay.web.snapshots import Snapshots
+from purereplay.web.training import Trainer
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "state"
+    with tiny(folder, "full-memory") as session:
+        session.take(items(0, 40))
+        session.work(rest=True)
+    return folder
+
+
+def exchange(port: int, request: bytes) -> bytes:
+    """Send bytes, and return all that comes back until the server closes."""
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.settimeout(20)
+        link.sendall(request)
+        return b"".join(iter(lambda: link.recv(10_000), b""))
+
+
+ODD = ["OPTIONS *", "CONNECT localhost:80", "GET health", "GET http://127.0.0.1/health"]
+
+
+def test_a_path_without_a_slash_is_no_failure_of_the_server(state):
+    with on_a_port(state) as port:
+        for line in ODD:
+            answer = exchange(port, f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            assert answer.startswith(b"HTTP/1.1 404 "), line
+            assert b"There is no such path" in answer
+        found = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").decode()
+    assert {line.split('"')[1] for line in found.splitlines() if line.startswith("purereplay_requests")} == {"other"}
+
+
+def test_a_client_that_goes_on_sending_after_its_answer_is_given_up(state, monkeypatch):
+    monkeypatch.setattr(serving, "REST_SECONDS", 0.3)
+    with on_a_port(state) as port, socket.create_connection(("127.0.0.1", port)) as link:
+        link.sendall(b"POST /status HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        link.settimeout(0.05)
+        began, answer = time.monotonic(), b""
+        while time.monotonic() - began < 4:
+            try:
+                link.sendall(b"1\r\na\r\n")
+                if (part := link.recv(1000)) == b"":
+                    break
+                answer += part
+            except TimeoutError:
+                pass
+            except OSError:  # the server has closed
+                break
+        assert b" 405 " in answer.split(b"\r\n")[0]
+        assert time.monotonic() - began < 3
+
+
+def test_a_state_that_is_gone_is_told_and_predictions_go_on(state, tmp_path):
+    moved = tmp_path / "state"
+    shutil.copytree(state, moved)
+    with asking(moved) as (client, _):
+        assert client.get("/health").status_code == 200
+        moved.rename(tmp_path / "elsewhere")
+        answer = client.get("/health")
+        assert (answer.status_code, answer.json()["status"]) == (503, "no state")
+        for path in ("/status", "/metrics", "/judgements"):
+            answer = client.get(path)
+            assert answer.status_code == 503 and "holds no state" in answer.json()["error"]
+        answer = client.post("/learn", json={"samples": [sample(90)]})
+        assert answer.status_code == 503 and "acknowledged" not in answer.json()
+        assert client.post("/predict", json={"images": [encoded(1)]}).status_code == 200
+        page = client.get("/", params={"token": "the-token"})
+        assert page.status_code == 503 and "holds no state" in page.text
+        (tmp_path / "elsewhere").rename(moved)
+        assert client.get("/status").status_code == client.get("/").status_code == 200
+
+
+def test_a_snapshot_that_raises_anything_does_not_end_the_thread(state, monkeypatch):
+    found = Snapshots(state, Engine(torch.device("cpu")))
+    assert found.refresh()
+    before = found.current
+    monkeypatch.setattr(found, "_load", lambda: 1 / 0)
+    assert not found.refresh()
+    assert found.current is before and "cannot be loaded: division by zero" in found.failure
+
+
+def test_a_line_that_a_kill_has_cut_does_not_end_the_thread(tmp_path, monkeypatch):
+    lines = ['{"event": "ready", "text": ""}\n', "7\n", '{"event": "mod']
+    process = SimpleNamespace(stdout=io.StringIO("".join(lines)), stdin=io.StringIO(), wait=lambda: -9)
+    monkeypatch.setattr(training.subprocess, "Popen", lambda *values, **options: process)
+    trainer = Trainer(tmp_path, "cpu", on_model=lambda: None)
+    trainer._follow()
+    assert trainer.ready.is_set() and trainer.error == "The process that trains ended with code -9."
