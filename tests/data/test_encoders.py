@@ -136,6 +136,10 @@ def test_a_model_of_timm_and_one_of_transformers_by_their_interfaces(monkeypatch
         with torch.no_grad():
             model.weight.fill_(2)
         assert open_encoder(text).digest != before  # of its weights
+    processor.to_dict = None  # such as a folder with a model alone
+    assert open_encoder("hf:tiny?size=8&mean=0&std=1").size == 8
+    with pytest.raises(UserError, match="The encoder hf:tiny cannot be loaded"):
+        open_encoder("hf:tiny?size=8")
     assert asked[0] == (("tiny",), {"pretrained": True, "num_classes": 0})
     assert asked[-1][1] == {"trust_remote_code": False, "use_safetensors": True}  # neither code nor pickles
 
@@ -171,13 +175,13 @@ def test_a_file_of_features(tmp_path, kind):
         ("onnx:m.onnx?colour=1", "has no option 'colour'"),
         ("onnx:m.onnx?mean=a", "are not numbers"),
         ("onnx:m.onnx?output=z", "has no output 'z'; its outputs are: y"),
-        ("onnx:m.onnx?size=4000", "takes images of 4000 pixels"),
+        ("onnx:m.onnx?size=4000", "takes images of 4,000 pixels"),
         ("onnx:m.onnx?batch=0", "8 pixels, 0 at once"),
         ("torch:text.onnx", "is not a file of torch"),
         ("python:own", "must be written python:MODULE:FUNCTION"),
         ("python:no_such_module:f", "cannot be imported: No module named"),
         ("python:math:none", "math has no 'none'"),
-        ("python:math:pi", "it is a float, not a function"),
+        ("python:math:pi", "its type is float, and a function is needed"),
         ("timm:resnet18", "needs timm: install it"),
         ("hf:some/model", "needs transformers: install it"),
         ("file:no.npz", "cannot be read: No such file"),
@@ -254,8 +258,73 @@ def test_an_encoder_that_fails_on_one_image_gives_the_features_of_the_others(ans
     rows = np.arange(20) != 13
     assert np.array_equal(found.features[rows], means(x)[rows, :2].astype(np.float32)) and not found.features[13].any()
     x[:] = MARK
-    with pytest.raises(UserError, match="The encoder own fails on all of 20 images"):
-        encoder.embed(x)
+    assert len(encoder.embed(x).reasons) == 20  # the images are to blame, not the encoder
+
+
+def test_an_encoder_that_works_no_more_is_an_error_and_not_that_of_the_images():
+    works = [True]
+
+    def embed(x):
+        if not works[0]:
+            raise OSError("connection lost")
+        return means(x)[:, :2]
+
+    encoder = as_encoder(own(embed))
+    works[0] = False
+    with pytest.raises(UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"):
+        encoder.embed(images(20))
+
+
+def of_its_batch(x):
+    found = means(x)[:, :2]
+    return found - found.mean(0)
+
+
+def random(x):
+    return means(x)[:, :2] + np.random.default_rng().normal(size=(len(x), 2))
+
+
+@pytest.mark.parametrize("embed", [of_its_batch, random])
+def test_an_encoder_whose_features_depend_on_more_than_the_image_is_refused(embed):
+    with pytest.raises(UserError, match="gives an image other features in another batch or at another time"):
+        as_encoder(own(embed))
+
+
+def test_an_encoder_that_prints_leaves_the_standard_output_alone(capsys, tmp_path, monkeypatch):
+    (tmp_path / "loud_encoder.py").write_text(
+        "print('loaded')\ndef embed(x):\n    print('called')\n    return x.mean((2, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    open_encoder("python:loud_encoder:embed").embed(images(2, 224))
+    told = capsys.readouterr()
+    assert not told.out and "loaded" in told.err and "called" in told.err
+
+
+@pytest.mark.parametrize("text", ["def embed(x):\n    raise SystemExit(0)\n", "raise SystemExit(0)\n"])
+def test_an_encoder_that_exits_is_refused(tmp_path, monkeypatch, text):
+    name = f"ending_{len(text)}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"The encoder python:{name}:embed cannot be"):
+        open_encoder(f"python:{name}:embed")
+
+
+def test_float64_and_float16_become_float32_and_complex_numbers_are_refused(recwarn):
+    for kind in (np.float64, np.float16):
+        assert (
+            as_encoder(own(lambda x, kind=kind: means(x)[:, :2].astype(kind))).embed(images(3)).features.dtype == "f4"
+        )
+    with pytest.raises(UserError, match="complex"):
+        as_encoder(own(lambda x: means(x)[:, :2] + 1j))
+    with pytest.raises(UserError, match="infinity"):
+        as_encoder(own(lambda x: means(x)[:, :2] * 1e300))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("options", ["size=0", "std=0", "std=0.2,0.2,-1", "size=32&size=64", "batch=5000"])
+def test_options_that_make_no_sense(tmp_path, options):
+    with pytest.raises(UserError, match=r"must be greater than 0|names an option twice|a batch of 1 to 1,024"):
+        open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}?{options}")
 
 
 def test_features_do_not_depend_on_the_images_beside_them(tmp_path):

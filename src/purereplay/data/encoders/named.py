@@ -43,7 +43,9 @@ def as_encoder(given: str | Encoder) -> CheckedEncoder:
             raise UserError(f"The encoder {given} holds features of files: give the features themselves as X.")
         return found
     if not all(hasattr(given, name) for name in ("name", "dim", "embed")):
-        raise UserError(f"The encoder is a {type(given).__name__}: give a text, or an object with name, dim and embed.")
+        raise UserError(
+            f"The encoder has the type {type(given).__name__}: give a text, or an object with name, dim and embed."
+        )
     return checked(given, text="", digest=digest_of("object", given.name, str(getattr(given, "digest", ""))))
 
 

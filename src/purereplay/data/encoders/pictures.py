@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Pixels = NDArray[np.uint8]
+GREY_MODES = ("1", "L", "LA", "La")  # of Pillow
 
 
 def padded(picture: Image.Image, *, height: int, width: int) -> Image.Image:
@@ -34,3 +35,15 @@ def as_inputs(images: Iterable[Pixels], size: int) -> Pixels:
     pictures = (Image.fromarray(own[0] if len(own) == 1 else own.transpose(1, 2, 0)) for own in images)
     found = [as_input(picture, size) for picture in pictures]
     return np.stack(found) if found else np.zeros((0, 3, size, size), np.uint8)
+
+
+def plain(image: Image.Image) -> Image.Image:
+    """Convert an image to mode L or RGB: 16 bits to the higher eight, transparency over white."""
+    if image.mode.startswith("I"):  # grey with 16 bits
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        grey = image.mode in GREY_MODES
+        layer = image.convert("RGBA")
+        paper = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(paper, layer).convert("L" if grey else "RGB")
+    return image.convert("L" if image.mode in GREY_MODES else "RGB")
