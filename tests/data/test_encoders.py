@@ -1,6 +1,8 @@
 """Encoders: every kind gives the features of its model, and one that cannot be used is refused in one sentence."""
 
+import os
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -12,6 +14,7 @@ from onnx import TensorProto
 from PIL import Image
 
 from purereplay.data.encoders import FeatureCache, FeatureFile, as_encoder, open_encoder, reopen
+from purereplay.data.encoders import cache as cache_module
 from purereplay.data.encoders.options import Normal
 from purereplay.data.encoders.pictures import as_input, as_inputs
 from purereplay.errors import UserError
@@ -361,9 +364,77 @@ def test_the_cache_returns_what_was_kept_and_nothing_that_is_damaged(tmp_path):
     assert set(cache.find([b"a", b"b"])) == {b"b"}
     cache.close()
     cache.path.write_bytes(b"no database" * 1000)
-    broken = FeatureCache(encoder, tmp_path / "cache")
-    broken.keep({b"a": row})
-    assert not broken.find([b"a"])  # it only saves time
+    anew = FeatureCache(encoder, tmp_path / "cache")
+    assert not anew.find([b"a"])
+    anew.keep({b"a": row})
+    assert np.array_equal(anew.find([b"a"])[b"a"], row)
+    anew.close()
+    (tmp_path / "file").write_text("no folder")
+    nowhere = FeatureCache(encoder, tmp_path / "file")
+    nowhere.keep({b"a": row})
+    assert not nowhere.find([b"a"])  # it only saves time
+
+
+def test_a_cache_that_becomes_damaged_is_used_no_more_and_begins_anew(tmp_path):
+    encoder = open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}")
+    cache, rows = FeatureCache(encoder, tmp_path), {bytes([k]): np.full(3, k, np.float32) for k in range(200)}
+    cache.keep(rows)
+    cache.close()
+    content = bytearray(cache.path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)  # all pages but the first
+    cache.path.write_bytes(content)
+    damaged = FeatureCache(encoder, tmp_path)
+    assert not damaged.find(list(rows))
+    damaged.keep(rows)
+    damaged.close()
+    again = FeatureCache(encoder, tmp_path)
+    again.keep(rows)
+    assert len(again.find(list(rows))) == 200
+
+
+class Clock:
+    hour = 0
+
+    def time(self) -> int:
+        return 3600 * self.hour
+
+
+def test_the_cache_has_a_largest_size_and_what_was_used_last_stays(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(cache_module, "time", clock)
+    monkeypatch.setenv("PUREREPLAY_CACHE_MIB", "1")
+    encoders = [SimpleNamespace(dim=256, digest=32 * name) for name in "abc"]
+    folder = tmp_path / "cache"
+    for age, encoder in zip((300, 200), encoders, strict=False):  # two others; the first was not used for longer
+        other = FeatureCache(encoder, folder)
+        other.keep({bytes([k, k]): np.zeros(256, np.float32) for k in range(250)})
+        other.close()
+        os.utime(other.path, (time.time() - age,) * 2)
+    cache = FeatureCache(encoders[2], folder)
+    keys = [k.to_bytes(2, "big") for k in range(3_000)]
+    for start in range(0, 3_000, 100):
+        clock.hour += 1
+        cache.keep({key: np.zeros(256, np.float32) for key in keys[start : start + 100]})
+        assert keys[0] in cache.find(keys[:1])  # used all the time
+        kept = {path.name for path in folder.glob("*.sqlite")}
+        if len(kept) == 2:
+            assert kept == {f"{32 * name}.sqlite" for name in "bc"}
+    found = cache.find(keys)
+    assert keys[-1] in found and keys[1] not in found and 100 < len(found) < 300
+    cache.close()  # without the journal, which has a few MiB
+    assert len(kept) == 1 and sum(path.stat().st_size for path in folder.iterdir()) < 1.2 * 2**20
+
+
+def test_the_size_of_the_cache_is_a_number_and_may_be_nothing(tmp_path, monkeypatch):
+    encoder = open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}")
+    monkeypatch.setenv("PUREREPLAY_CACHE_MIB", "0")
+    cache = FeatureCache(encoder, tmp_path / "cache")
+    cache.keep({b"a": np.zeros(3, np.float32)})
+    assert not cache.find([b"a"]) and not (tmp_path / "cache").exists()
+    for text in ("much", "-1", "1.5"):
+        monkeypatch.setenv("PUREREPLAY_CACHE_MIB", text)
+        with pytest.raises(UserError, match=r"PUREREPLAY_CACHE_MIB is .*: use a whole number of MiB"):
+            FeatureCache(encoder, tmp_path / "cache")
 
 
 def test_images_keep_their_aspect():
