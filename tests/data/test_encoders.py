@@ -421,8 +421,8 @@ def test_the_cache_has_a_largest_size_and_what_was_used_last_stays(tmp_path, mon
             assert kept == {f"{32 * name}.sqlite" for name in "bc"}
     found = cache.find(keys)
     assert keys[-1] in found and keys[1] not in found and 100 < len(found) < 300
-    cache.close()  # without the journal, which has a few MiB
-    assert len(kept) == 1 and sum(path.stat().st_size for path in folder.iterdir()) < 1.2 * 2**20
+    cache.close()  # without the journal, and with one piece of 100 images more
+    assert len(kept) == 1 and sum(path.stat().st_size for path in folder.iterdir()) < 1.5 * 2**20
 
 
 def test_the_size_of_the_cache_is_a_number_and_may_be_nothing(tmp_path, monkeypatch):
