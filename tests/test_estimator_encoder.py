@@ -9,6 +9,7 @@ from PIL import Image
 from sklearn.base import clone
 
 from purereplay import SelfPurifiedClassifier
+from purereplay.data.encoders import as_encoder, encoded_samples
 from purereplay.errors import InputError, UserError
 from small_onnx import write_onnx
 
@@ -105,3 +106,12 @@ def test_an_image_that_cannot_be_encoded_is_named_and_nothing_is_learned():
     with pytest.raises(InputError, match="Sample 17 of X gets NaN or infinity"):
         classifier.fit(images, LABELS)
     assert not hasattr(classifier, "classes_")
+
+
+def test_images_of_16_bits_and_transparent_ones_are_read_as_by_learn():
+    deep = Image.fromarray(np.full((9, 7), 100 << 8, np.uint16))
+    clear = Image.new("RGBA", (9, 7), (0, 0, 0, 0))
+    found = encoded_samples(as_encoder(Means()), [deep, clear])
+    assert found.reshape(2, 3).tolist() == [[100.0] * 3, [255.0] * 3]  # the higher eight bits; over white
+    with pytest.raises(InputError, match="Sample 0 of X is a PIL image of floats"):
+        encoded_samples(as_encoder(Means()), [Image.fromarray(np.zeros((9, 7), np.float32))])

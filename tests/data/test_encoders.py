@@ -1,6 +1,8 @@
 """Encoders: every kind gives the features of its model, and one that cannot be used is refused in one sentence."""
 
+import os
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -12,6 +14,7 @@ from onnx import TensorProto
 from PIL import Image
 
 from purereplay.data.encoders import FeatureCache, FeatureFile, as_encoder, open_encoder, reopen
+from purereplay.data.encoders import cache as cache_module
 from purereplay.data.encoders.options import Normal
 from purereplay.data.encoders.pictures import as_input, as_inputs
 from purereplay.errors import UserError
@@ -136,6 +139,10 @@ def test_a_model_of_timm_and_one_of_transformers_by_their_interfaces(monkeypatch
         with torch.no_grad():
             model.weight.fill_(2)
         assert open_encoder(text).digest != before  # of its weights
+    processor.to_dict = None  # such as a folder with a model alone
+    assert open_encoder("hf:tiny?size=8&mean=0&std=1").size == 8
+    with pytest.raises(UserError, match="The encoder hf:tiny cannot be loaded"):
+        open_encoder("hf:tiny?size=8")
     assert asked[0] == (("tiny",), {"pretrained": True, "num_classes": 0})
     assert asked[-1][1] == {"trust_remote_code": False, "use_safetensors": True}  # neither code nor pickles
 
@@ -171,13 +178,13 @@ def test_a_file_of_features(tmp_path, kind):
         ("onnx:m.onnx?colour=1", "has no option 'colour'"),
         ("onnx:m.onnx?mean=a", "are not numbers"),
         ("onnx:m.onnx?output=z", "has no output 'z'; its outputs are: y"),
-        ("onnx:m.onnx?size=4000", "takes images of 4000 pixels"),
+        ("onnx:m.onnx?size=4000", "takes images of 4,000 pixels"),
         ("onnx:m.onnx?batch=0", "8 pixels, 0 at once"),
         ("torch:text.onnx", "is not a file of torch"),
         ("python:own", "must be written python:MODULE:FUNCTION"),
         ("python:no_such_module:f", "cannot be imported: No module named"),
         ("python:math:none", "math has no 'none'"),
-        ("python:math:pi", "it is a float, not a function"),
+        ("python:math:pi", "its type is float, and a function is needed"),
         ("timm:resnet18", "needs timm: install it"),
         ("hf:some/model", "needs transformers: install it"),
         ("file:no.npz", "cannot be read: No such file"),
@@ -254,8 +261,73 @@ def test_an_encoder_that_fails_on_one_image_gives_the_features_of_the_others(ans
     rows = np.arange(20) != 13
     assert np.array_equal(found.features[rows], means(x)[rows, :2].astype(np.float32)) and not found.features[13].any()
     x[:] = MARK
-    with pytest.raises(UserError, match="The encoder own fails on all of 20 images"):
-        encoder.embed(x)
+    assert len(encoder.embed(x).reasons) == 20  # the images are to blame, not the encoder
+
+
+def test_an_encoder_that_works_no_more_is_an_error_and_not_that_of_the_images():
+    works = [True]
+
+    def embed(x):
+        if not works[0]:
+            raise OSError("connection lost")
+        return means(x)[:, :2]
+
+    encoder = as_encoder(own(embed))
+    works[0] = False
+    with pytest.raises(UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"):
+        encoder.embed(images(20))
+
+
+def of_its_batch(x):
+    found = means(x)[:, :2]
+    return found - found.mean(0)
+
+
+def random(x):
+    return means(x)[:, :2] + np.random.default_rng().normal(size=(len(x), 2))
+
+
+@pytest.mark.parametrize("embed", [of_its_batch, random])
+def test_an_encoder_whose_features_depend_on_more_than_the_image_is_refused(embed):
+    with pytest.raises(UserError, match="gives an image other features in another batch or at another time"):
+        as_encoder(own(embed))
+
+
+def test_an_encoder_that_prints_leaves_the_standard_output_alone(capsys, tmp_path, monkeypatch):
+    (tmp_path / "loud_encoder.py").write_text(
+        "print('loaded')\ndef embed(x):\n    print('called')\n    return x.mean((2, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    open_encoder("python:loud_encoder:embed").embed(images(2, 224))
+    told = capsys.readouterr()
+    assert not told.out and "loaded" in told.err and "called" in told.err
+
+
+@pytest.mark.parametrize("text", ["def embed(x):\n    raise SystemExit(0)\n", "raise SystemExit(0)\n"])
+def test_an_encoder_that_exits_is_refused(tmp_path, monkeypatch, text):
+    name = f"ending_{len(text)}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"The encoder python:{name}:embed cannot be"):
+        open_encoder(f"python:{name}:embed")
+
+
+def test_float64_and_float16_become_float32_and_complex_numbers_are_refused(recwarn):
+    for kind in (np.float64, np.float16):
+        assert (
+            as_encoder(own(lambda x, kind=kind: means(x)[:, :2].astype(kind))).embed(images(3)).features.dtype == "f4"
+        )
+    with pytest.raises(UserError, match="complex"):
+        as_encoder(own(lambda x: means(x)[:, :2] + 1j))
+    with pytest.raises(UserError, match="infinity"):
+        as_encoder(own(lambda x: means(x)[:, :2] * 1e300))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("options", ["size=0", "std=0", "std=0.2,0.2,-1", "size=32&size=64", "batch=5000"])
+def test_options_that_make_no_sense(tmp_path, options):
+    with pytest.raises(UserError, match=r"must be greater than 0|names an option twice|a batch of 1 to 1,024"):
+        open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}?{options}")
 
 
 def test_features_do_not_depend_on_the_images_beside_them(tmp_path):
@@ -292,9 +364,77 @@ def test_the_cache_returns_what_was_kept_and_nothing_that_is_damaged(tmp_path):
     assert set(cache.find([b"a", b"b"])) == {b"b"}
     cache.close()
     cache.path.write_bytes(b"no database" * 1000)
-    broken = FeatureCache(encoder, tmp_path / "cache")
-    broken.keep({b"a": row})
-    assert not broken.find([b"a"])  # it only saves time
+    anew = FeatureCache(encoder, tmp_path / "cache")
+    assert not anew.find([b"a"])
+    anew.keep({b"a": row})
+    assert np.array_equal(anew.find([b"a"])[b"a"], row)
+    anew.close()
+    (tmp_path / "file").write_text("no folder")
+    nowhere = FeatureCache(encoder, tmp_path / "file")
+    nowhere.keep({b"a": row})
+    assert not nowhere.find([b"a"])  # it only saves time
+
+
+def test_a_cache_that_becomes_damaged_is_used_no_more_and_begins_anew(tmp_path):
+    encoder = open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}")
+    cache, rows = FeatureCache(encoder, tmp_path), {bytes([k]): np.full(3, k, np.float32) for k in range(200)}
+    cache.keep(rows)
+    cache.close()
+    content = bytearray(cache.path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)  # all pages but the first
+    cache.path.write_bytes(content)
+    damaged = FeatureCache(encoder, tmp_path)
+    assert not damaged.find(list(rows))
+    damaged.keep(rows)
+    damaged.close()
+    again = FeatureCache(encoder, tmp_path)
+    again.keep(rows)
+    assert len(again.find(list(rows))) == 200
+
+
+class Clock:
+    hour = 0
+
+    def time(self) -> int:
+        return 3600 * self.hour
+
+
+def test_the_cache_has_a_largest_size_and_what_was_used_last_stays(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(cache_module, "time", clock)
+    monkeypatch.setenv("PUREREPLAY_CACHE_MIB", "1")
+    encoders = [SimpleNamespace(dim=256, digest=32 * name) for name in "abc"]
+    folder = tmp_path / "cache"
+    for age, encoder in zip((300, 200), encoders, strict=False):  # two others; the first was not used for longer
+        other = FeatureCache(encoder, folder)
+        other.keep({bytes([k, k]): np.zeros(256, np.float32) for k in range(250)})
+        other.close()
+        os.utime(other.path, (time.time() - age,) * 2)
+    cache = FeatureCache(encoders[2], folder)
+    keys = [k.to_bytes(2, "big") for k in range(3_000)]
+    for start in range(0, 3_000, 100):
+        clock.hour += 1
+        cache.keep({key: np.zeros(256, np.float32) for key in keys[start : start + 100]})
+        assert keys[0] in cache.find(keys[:1])  # used all the time
+        kept = {path.name for path in folder.glob("*.sqlite")}
+        if len(kept) == 2:
+            assert kept == {f"{32 * name}.sqlite" for name in "bc"}
+    found = cache.find(keys)
+    assert keys[-1] in found and keys[1] not in found and 100 < len(found) < 300
+    cache.close()  # without the journal, and with one piece of 100 images more
+    assert len(kept) == 1 and sum(path.stat().st_size for path in folder.iterdir()) < 1.5 * 2**20
+
+
+def test_the_size_of_the_cache_is_a_number_and_may_be_nothing(tmp_path, monkeypatch):
+    encoder = open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}")
+    monkeypatch.setenv("PUREREPLAY_CACHE_MIB", "0")
+    cache = FeatureCache(encoder, tmp_path / "cache")
+    cache.keep({b"a": np.zeros(3, np.float32)})
+    assert not cache.find([b"a"]) and not (tmp_path / "cache").exists()
+    for text in ("much", "-1", "1.5"):
+        monkeypatch.setenv("PUREREPLAY_CACHE_MIB", text)
+        with pytest.raises(UserError, match=r"PUREREPLAY_CACHE_MIB is .*: use a whole number of MiB"):
+            FeatureCache(encoder, tmp_path / "cache")
 
 
 def test_images_keep_their_aspect():

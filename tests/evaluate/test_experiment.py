@@ -46,7 +46,8 @@ def started(path: Path) -> RunDirectory:
 def sweep_runs(out: Path, settings: dict[str, str] | None = None, **lists) -> dict[Path, RunSettings]:
     """The runs of `purereplay sweep` with these options."""
     usual = {"dataset": "digits", "noise": None, "noise_rate": "0.4", "episode": "A", "learner": "spr", "budget": "1"}
-    usual |= {"preset": "demo", "seed": "1", "device": "cpu", "precision": "auto", "features_file": None}
+    usual |= {"preset": "demo", "seed": "1", "device": "cpu", "precision": "auto"}
+    usual |= {"features_file": None, "encoder": None}
     usual |= {"validation": False, "evaluate": "tasks", "robust": None, "filter_": None, "graphs": None}
     return sweep_settings(out, usual | {"set_": [f"{k}={v}" for k, v in (settings or {}).items()]} | lists)
 

@@ -155,6 +155,8 @@ def test_a_dry_run_names_the_encoder_and_writes_nothing(cli, code, tmp_path):
     write_folder(tmp_path / "photos", 12)
     done = cli("learn", "photos", "--state", "state", "--encoder", code(), "--dry-run")
     assert "python:halves:embed, 6 features" in done.out and "time" in done.out and not Path("state").exists()
+    told = " ".join(done.out.split())
+    assert "The encoder gets 16 × 16; copies of 22 × 22, colour are kept." in told and "kept as 22 × 22" in told
 
 
 def test_a_second_start_asks_the_cache_and_known_images_nothing(code, tmp_path, monkeypatch):
@@ -293,6 +295,38 @@ def test_an_image_on_which_the_encoder_fails_is_refused_and_the_others_are_added
     assert done.code == 2 and f"bright.png {reason}" in done.err
 
 
+def test_bad_images_that_come_again_do_not_keep_new_ones_out(cli, code, tmp_path):
+    write_folder(tmp_path / "photos")
+    for k in (1, 2):  # side by side, so that later they are the only new ones of a piece
+        Image.fromarray(np.full((20 + k, 12, 3), 255, np.uint8)).save(tmp_path / "photos" / "blue" / f"00{k}-bad.png")
+    name = code("raise ValueError('too bright')")
+    assert cli("learn", "photos", "--state", "state", "--encoder", name).code == 2
+    picture(99, "green").save(tmp_path / "photos" / "red" / "new.png")
+    done = cli("learn", "photos", "--state", "state", "--encoder", name)
+    assert "blue/001-bad.png cannot be encoded: too bright" in done.err and "samples added: 1" in done.out
+    done = cli("predict", "photos/blue/001-bad.png", "photos/blue/002-bad.png", "--state", "state", "--encoder", name)
+    assert "All 2 images were refused" in done.err
+
+
+def test_features_depend_on_the_file_and_the_encoder_alone(code, tmp_path):
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        path = tmp_path / "photos" / "red" / f"{k}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (1200, 1600, 3), np.uint8)).save(
+            path
+        )  # decoded smaller, by a JPEG decoder
+    found = []
+    for size in (None, 16, 400):
+        state = tmp_path / f"state-{size}"
+        learn("photos", state, Wanted(encoder=open_encoder(code()), size=size))
+        shutil.rmtree(tmp_path / "cache")
+        with Store.reading(state) as store:
+            found.append(inputs(store, np.arange(3)).numpy())
+            assert store.image_settings.shape[2] == (size or 64)
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
 def test_damaged_features_are_detected(code, tmp_path):
     state, _ = state_and(tmp_path, code())
     with sqlite3.connect(state / "state.sqlite") as database:
@@ -422,8 +456,10 @@ def test_the_filter_scores_the_labels_of_images(cli, code, tmp_path):
     assert len(rows) == 60 and list(rows[0])[:3] == ["id", "label", "clean_probability"]
     clean = {row["id"]: float(row["clean_probability"]) for row in rows}
     assert max(clean[name] for name in wrong) < np.median(list(clean.values()))
+    done = cli("filter", "photos", "--encoder", "python:halves:embed", "--ids", "x", "--out", "other.csv")
+    assert done.code == 2 and "leave --cluster, --columns and --ids out" in done.err
     done = cli("filter", "photos", "--encoder", "python:halves:embed", "--labels", "x", "--out", "other.csv")
-    assert done.code == 2 and "leave --cluster, --columns, --labels and --ids out" in done.err
+    assert done.code == 2 and "--labels names a column of Parquet files or of a saved dataset" in done.err
 
 
 def test_review_and_report_use_the_features(cli, code, tmp_path):

@@ -138,8 +138,8 @@ def test_a_large_jpeg_is_nearly_the_same_if_it_is_decoded_smaller(monkeypatch):
     smooth = Image.fromarray(GREY).resize((1000, 800), Image.Resampling.BICUBIC)
     content = encoded(smooth, "JPEG", quality=95)
     decoded = []
-    plain = images._plain
-    monkeypatch.setattr(images, "_plain", lambda image: decoded.append(image.size) or plain(image))
+    plain = images.plain
+    monkeypatch.setattr(images, "plain", lambda image: decoded.append(image.size) or plain(image))
     found = read(content, shape=(1, 24, 30), fit="pad")
     expected = np.asarray(smooth.resize((30, 24), Image.Resampling.BILINEAR))
     assert decoded == [(125, 100)] and np.abs(found[0].astype(int) - expected).max() < 12

@@ -43,6 +43,13 @@ def test_samples_are_the_files_of_one_name(tmp_path):
     ]
 
 
+def test_a_name_that_is_used_twice_is_two_samples_and_none_is_lost(tmp_path):
+    other = png(picture(1))
+    write(tmp_path / "s.tar", [("1.png", PNG), ("1.cls", b"a"), ("1.png", other), ("1.cls", b"b")])
+    found = offers(tmp_path / "s.tar", tmp_path)  # the second one is refused when it is added: its id is known
+    assert found == [Item("s.tar/1", "a", PNG, 1), Item("s.tar/1", "b", other, 2)]
+
+
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
 def test_compressed_and_several(tmp_path, mode):
     ending = mode[2:]

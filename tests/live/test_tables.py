@@ -124,7 +124,10 @@ def test_unusable_rows_are_refused_by_number(tmp_path, monkeypatch):
     [
         ({"x": [1.0], "label": ["a"]}, "no column holds bytes"),
         ({"left": [b"1"], "right": [b"2"], "label": ["a"]}, "the columns left, right hold bytes"),
-        ({"image": [b"1"], "kind": ["a"]}, "needs a column `label`; it has image, kind"),
+        (
+            {"image": [b"1"], "kind": ["a"]},
+            "needs a column `label`; it has image, kind: name one of them with --labels",
+        ),
         ({"image": [b"1"], "label": [1.5]}, "`label` of .* is double"),
     ],
 )
@@ -132,6 +135,35 @@ def test_columns_that_are_missing(tmp_path, columns, message):
     pq.write_table(arrow.table(columns), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=message):
         open_source(str(tmp_path / "a.parquet"), state=tmp_path / "state")
+
+
+@pytest.mark.parametrize("form", ["parquet", "saved"])
+def test_the_user_names_the_column_of_labels(cli, tmp_path, form):
+    names = {"fine": {"names": ["x", "y"], "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+    images = table().column("image")
+    made = arrow.table({"image": images, "fine": [0, 1] * 3, "coarse": ["a", "b"] * 3}).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": names}})}
+    )
+    if form == "parquet":
+        pq.write_table(made, tmp_path / "a.parquet")
+    else:
+        save_dataset(tmp_path / "a.parquet", made)
+    for column, labels in (("fine", ["x", "y"] * 3), ("coarse", ["a", "b"] * 3)):
+        source = open_source(str(tmp_path / "a.parquet"), state=tmp_path / "state", labels=column)
+        assert [offer.label for chunk in source.chunks for offer in chunk] == labels
+    with pytest.raises(UserError, match=r"needs a column `no`; it has image, fine, coarse"):
+        open_source(str(tmp_path / "a.parquet"), state=tmp_path / "state", labels="no")
+    done = cli("learn", str(tmp_path / "a.parquet"), "--labels", "fine", "--state", str(tmp_path / "s"), "--dry-run")
+    assert "2: x 3, y 3" in done.out
+
+
+def test_only_tables_have_a_column_of_labels(tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\na.png,1\n")
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    (tmp_path / "photos" / "a" / "1.png").write_bytes(png(picture(0)))
+    for data in (tmp_path / "list.csv", tmp_path / "photos", "-"):
+        with pytest.raises(UserError, match="--labels names a column of Parquet files or of a saved dataset"):
+            open_source(str(data), state=tmp_path / "state", labels="fine")
 
 
 def test_damaged_files_are_named(tmp_path):

@@ -52,6 +52,9 @@ def learn(
             "(default: the list's folder, or the working directory)"
         ),
     ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Column of labels in Parquet files or a saved dataset. (default: label)")
+    ] = None,
     rest: Annotated[
         bool | None,
         typer.Option(
@@ -94,6 +97,8 @@ def learn(
 
         purereplay learn 'shards/train-*.tar' --state state
 
+        purereplay learn 'data/train-*.parquet' --labels fine_label --state state
+
         purereplay learn photos --state state --encoder onnx:encoder.onnx
 
         camera | purereplay learn - --state state > answers.jsonl
@@ -115,7 +120,7 @@ def learn(
     )
     if dry_run:
         with report.counting("reading") as progress:
-            found = plan(data, state, wanted, root=root, progress=progress)
+            found = plan(data, state, wanted, root=root, labels=labels, progress=progress)
         report.show_plan(found)
         return
     is_pipe = data == "-"
@@ -127,6 +132,7 @@ def learn(
             device=device,
             follow=follow,
             root=root,
+            labels=labels,
             rest=rest,
             answers=sys.stdout if is_pipe else None,
             observer=observer,
@@ -356,11 +362,11 @@ def filter_(
     )
     with _options_named():
         if encoder not in (None, "none"):
-            if cluster is not None or columns is not None or labels is not None or ids is not None:
-                raise UserError("--encoder reads images: leave --cluster, --columns, --labels and --ids out.")
+            if cluster is not None or columns is not None or ids is not None:
+                raise UserError("--encoder reads images: leave --cluster, --columns and --ids out.")
             from purereplay.report.filtering_images import filter_images
 
-            n_refused, n = filter_images(str(features), out, sample_filter, str(encoder))
+            n_refused, n = filter_images(str(features), out, sample_filter, str(encoder), labels)
             if n_refused:
                 raise UserError(_some_refused(n_refused, n, "image", "scored"))
         elif cluster is not None:

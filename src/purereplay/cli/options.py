@@ -14,6 +14,7 @@ from purereplay.errors import UserError
 from purereplay.learners.registry import PRESETS, names
 
 if TYPE_CHECKING:
+    from purereplay.data.encoders import EncoderFacts
     from purereplay.evaluate.settings import RunSettings
 
 Dataset = Annotated[str, typer.Option(help="Dataset; `purereplay datasets` lists them.")]
@@ -52,6 +53,14 @@ FeaturesFile = Annotated[
         "instead of an expert network's features."
     ),
 ]
+RunEncoder = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder",
+        help="Learn the features of this encoder instead of images: onnx:FILE, torch:FILE, python:MODULE:FUNCTION, "
+        "timm:NAME, hf:NAME or none. For spr and its relatives; see docs/encoders.md.",
+    ),
+]
 Validation = Annotated[
     bool,
     typer.Option(
@@ -78,6 +87,7 @@ _SINGLE = (
     "device",
     "precision",
     "features_file",
+    "encoder",
     "validation",
     "evaluate",
     "set_",
@@ -99,6 +109,7 @@ def run_settings(
     filter_: Filter = None,
     graphs: Graphs = None,
     features_file: FeaturesFile = None,
+    encoder: RunEncoder = None,
     validation: Validation = False,
     evaluate: Evaluate = "tasks",
     set_: SetOption = None,
@@ -120,6 +131,7 @@ def run_settings(
         device=device,
         precision=precision,
         features_file=features_file,
+        encoder=_named_encoder(encoder),
         validation=validation,
         evaluate=evaluate,
     )
@@ -137,6 +149,14 @@ def _resolve(
         overrides=_settings_of(learner, chosen),
         **others,
     )
+
+
+def _named_encoder(text: str | None) -> EncoderFacts | None:
+    if text in (None, "none"):
+        return None
+    from purereplay.evaluate.encoded import name_encoder
+
+    return name_encoder(str(text))
 
 
 def _check_prefix(name: str, learners: list[str]) -> None:
@@ -165,6 +185,7 @@ def sweep_settings(out: Path, values: dict[str, Any]) -> dict[Path, RunSettings]
     parameters = inspect.signature(run_settings).parameters
     kinds = get_type_hints(run_settings)
     single = {name: values[name] for name in _SINGLE if name != "set_"}
+    single["encoder"] = _named_encoder(values["encoder"])
     settings = overrides(values["set_"], robust=values["robust"], filter=values["filter_"], graphs=values["graphs"])
     own = ("robust", "filter_", "graphs", *_SINGLE)
     lists = {name: values[name] or "" for name in parameters if name not in own}

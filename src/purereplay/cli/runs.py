@@ -35,6 +35,8 @@ def run(
         purereplay run --dataset mnist --budget 0.1 --graphs 20 --out runs/c
 
         purereplay run --dataset mnist --learner crs --robust sl --out runs/d
+
+        purereplay run --dataset cifar10 --encoder onnx:encoder.onnx --budget 0.1 --out runs/e
     """
     _run(settings, out, resume=False, log=log)
 
@@ -59,6 +61,7 @@ def resume(
     device: Annotated[
         str | None, typer.Option(help="Continue on another device; results then differ in rounding.")
     ] = None,
+    encoder: Annotated[str | None, typer.Option(help="Encoder of the run, if it runs code: python: or torch:.")] = None,
 ) -> None:
     """Continue a run after a stop or a kill; its result is the same as without the interruption.
 
@@ -74,6 +77,10 @@ def resume(
     if (result := directory.result()) is not None:
         show_result(run, result, earlier=True)
         return
+    if encoder is not None:
+        from purereplay.evaluate.encoded import name_again
+
+        name_again(encoder, settings.encoder, run)
     _run(on_device(settings, device or settings.device), run, resume=True)
 
 

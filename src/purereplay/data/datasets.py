@@ -8,6 +8,7 @@ label sets are five names: `cifar10n` (the worst), `cifar10n-aggregate`, `cifar1
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ __all__ = [
     "validation",
 ]
 
-Images = NDArray[np.uint8]
+Images = NDArray[Any]
 Labels = NDArray[np.int64]
 
 
@@ -43,7 +44,8 @@ class Dataset:
     """Images and labels as loaded; the sizes are those of the files."""
 
     info: DatasetInfo
-    images: Images  # (N, C, H, W); WebVision's are a read-only memory map
+    # uint8 (N, C, H, W), WebVision's as a read-only memory map; or feature vectors float32 (N, D, 1, 1)
+    images: Images
     true_labels: Labels | None  # (N,); None: unknown
     given_labels: Labels | None  # (N,); None: clean data, to which noise can be added
     test_images: Images

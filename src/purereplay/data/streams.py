@@ -31,15 +31,16 @@ class Stream:
         without: NDArray[np.int64] | None = None,
     ) -> None:
         """Parameters:
-        images: uint8 (N, C, H, W); a memory map is not copied
+        images: uint8 (N, C, H, W), or feature vectors float32 (N, D, 1, 1); a memory map is not copied
         labels: (N,), as given
         tasks: class ids of each task
         without: positions of samples to leave out; the order of the others does not change
         """
         self._images = np.asarray(images)  # a view of a memory map; nothing is read
         self._labels: NDArray[np.int64] = np.array(labels, dtype=np.int64)
-        if self._images.dtype != np.uint8 or self._images.ndim != 4:
-            raise ValueError(f"images must be uint8 (N, C, H, W), not {self._images.dtype} {self._images.shape}")
+        if self._images.dtype not in (np.uint8, np.float32) or self._images.ndim != 4:
+            found = f"{self._images.dtype} {self._images.shape}"
+            raise ValueError(f"images must be uint8 (N, C, H, W), or vectors float32 (N, D, 1, 1), not {found}")
         if self._labels.shape != self._images.shape[:1]:
             raise ValueError(f"{len(self._images)} images but labels of shape {self._labels.shape}")
         self.tasks: tuple[tuple[int, ...], ...] = tuple(tuple(int(c) for c in task) for task in tasks)

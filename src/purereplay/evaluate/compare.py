@@ -100,4 +100,5 @@ def describe_data(settings: RunSettings) -> str:
     """Return the dataset with its noise, episode and split."""
     noise = "own labels" if settings.noise == "none" else f"{settings.noise} {100 * settings.noise_rate:g} %"
     more = [] if settings.episode == "A" else [f"episode {settings.episode}"]
+    more += [] if settings.encoder is None else [f"features of {settings.encoder.name}"]
     return ", ".join([settings.dataset, noise, *more, *(["validation"] if settings.validation else [])])

@@ -47,10 +47,11 @@ def memory_of(settings: RunSettings) -> int:
     """
     info, options = info_for(settings.dataset), settings.options
     head = Head(getattr(options, "projection_size", info.n_classes))
-    network = Network(make_backbone(cast(NetworkSettings, options), info.shape), head, info.mean, info.std)
+    shape = info.shape if settings.encoder is None else (settings.encoder.dim, 1, 1)
+    network = Network(make_backbone(cast(NetworkSettings, options), shape), head)
     with torch.device("meta"):
         weights = sum(t.numel() for t in network.init(0).values())
-    image = math.prod(info.shape)
+    image = math.prod(shape)
     steps = count_steps(settings, (info.n_train,)).steps
 
     def size(*names: str) -> int:
@@ -60,7 +61,7 @@ def memory_of(settings: RunSettings) -> int:
     for phase in steps:
         if phase in ("expert", "base"):
             views, held = 2 * size(f"{phase}_batch"), size("delayed_size", "purified_size")
-            interpolation = info.shape[-1] ** 2 + info.shape[-2] ** 2
+            interpolation = shape[-1] ** 2 + shape[-2] ** 2
             work = views * (network.activation_floats() + 6 * image + 3 * interpolation + 4 * views)
         else:
             batch = size("finetune_batch") or size("batch_size", "replay_size")
@@ -73,7 +74,7 @@ def memory_of(settings: RunSettings) -> int:
 def estimate(settings: RunSettings, learner: Learner[Report], task_ends: tuple[int, ...]) -> Estimate:
     """Time a few steps of each phase on random images of the right shape, and multiply."""
     counted = count_steps(settings, task_ends)
-    jobs = _sample_jobs(learner)
+    jobs = _sample_jobs(learner, is_vectors=settings.encoder is not None)
     engine = Engine(learner.engine.device, precision=settings.precision)
     fit = {phase: engine.side_by_side(job) for phase, job in jobs.items()}
     per_task = -(-counted.n_buffers // len(task_ends))  # buffers are taken ahead up to the end of a task
@@ -86,7 +87,7 @@ def estimate(settings: RunSettings, learner: Learner[Report], task_ends: tuple[i
     return Estimate(counted, speeds, together, fit, memory, seconds)
 
 
-def _sample_jobs(learner: Learner[Report]) -> dict[str, Job]:
+def _sample_jobs(learner: Learner[Report], *, is_vectors: bool) -> dict[str, Job]:
     """Return one job of each phase as the learner itself requests it, after a few buffers of random images."""
     jobs: dict[str, Job] = {}
 
@@ -104,6 +105,8 @@ def _sample_jobs(learner: Learner[Report]) -> dict[str, Job]:
     generator = torch.Generator().manual_seed(derive_seed("estimate"))
     n = learner.appetite(_SAMPLE_BUFFERS)
     images = torch.randint(0, 256, (n, *learner.image_shape), dtype=torch.uint8, generator=generator)
+    if is_vectors:
+        images = torch.randn((n, *learner.image_shape), generator=generator)
     learner.take(Batch(images, torch.arange(n) % 2, torch.arange(n)))
     if learner.wants_task_ends:
         learner.end_task()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from purereplay.data.episodes import tasks_version
 from purereplay.errors import UserError
-from purereplay.evaluate.settings import RunSettings, decisive_settings, resolve
+from purereplay.evaluate.settings import RunSettings, decisive_settings, read_encoder, resolve
 from purereplay.learners import registry
 from purereplay.learners.renamed import former_defaults, upgrade_names, upgrade_preset
 from purereplay.learners.settings import Settings, validated
@@ -66,7 +66,7 @@ def settings_of(result: Result) -> RunSettings | None:
             upgrade_preset(result.get("preset", "default")),
             float(result["budget"]),
         )
-        options = _options(result, usual.options)
+        options, encoder = _options(result, usual.options), read_encoder(result.get("encoder"))
     except (UserError, KeyError):
         return None
     return replace(
@@ -74,6 +74,7 @@ def settings_of(result: Result) -> RunSettings | None:
         seed=result["seed"],
         validation=result["judged_on"] == "validation",
         features_file="" if getattr(options, "features", "") == "file" else None,
+        encoder=encoder,
         options=options,
     )
 

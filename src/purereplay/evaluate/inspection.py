@@ -66,6 +66,8 @@ def rescore(path: Path, n: int, device: str, progress: Callable[[int, int], None
     UserError unless the run has the Self-Centered filter with features that do not depend on other networks.
     """
     _, settings = RunDirectory.open(path)
+    if settings.encoder is not None:
+        raise UserError(f"{path} has features of an encoder, which cannot be shown as images.")
     dataset = load(settings)
     given, stream = make_stream(settings, dataset)
     precision = settings.precision if device == settings.device else pick_precision("auto", device)

@@ -50,6 +50,6 @@ def _relative(path: Path, root: Path) -> str:
 
 def _shape(settings: RunSettings) -> str:
     """Return what runs of one group share."""
-    names = ("dataset", "validation", "device", "precision", "lookahead", "learner", "features_file")
+    names = ("dataset", "validation", "device", "precision", "lookahead", "learner", "features_file", "encoder")
     options = {name: value for name, value in asdict(settings.options).items() if name not in _BY_NOISE}
     return json.dumps([*(getattr(settings, name) for name in names), options], sort_keys=True)

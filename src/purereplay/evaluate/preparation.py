@@ -27,6 +27,7 @@ from purereplay.data.files import disk_errors, write_whole
 from purereplay.data.progress import Progress
 from purereplay.data.streams import Stream
 from purereplay.errors import UserError
+from purereplay.evaluate.encoded import encode
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners import registry
 from purereplay.learners.base import DataSpec, Learner, Report
@@ -38,9 +39,10 @@ _digests: WeakKeyDictionary[Dataset, dict[str, str | None]] = WeakKeyDictionary(
 
 
 def load(settings: RunSettings, progress: Progress | None = None) -> Dataset:
-    """Load the data of a run."""
+    """Load the data of a run; with an encoder the images are its features."""
     dataset = datasets.load(settings.dataset, progress=progress)
-    return datasets.validation(dataset) if settings.validation else dataset
+    dataset = datasets.validation(dataset) if settings.validation else dataset
+    return dataset if settings.encoder is None else encode(dataset, settings.encoder, progress)
 
 
 def make_stream(settings: RunSettings, dataset: Dataset) -> tuple[NDArray[np.int64], Stream]:
@@ -70,13 +72,14 @@ def write_list(settings: RunSettings, folder: Path) -> Path:
 
 def make_data_spec(settings: RunSettings, dataset: Dataset) -> DataSpec:
     """Return everything that the learner of a run is told about its data."""
-    info = dataset.info
+    info, facts = dataset.info, settings.encoder
     return DataSpec(
-        image_shape=info.shape,
+        image_shape=info.shape if facts is None else (facts.dim, 1, 1),
         n_classes=info.n_classes,
         n_samples=len(dataset.images),
-        mean=info.mean,
-        std=info.std,
+        mean=info.mean if facts is None else None,
+        std=info.std if facts is None else None,
+        is_vectors=facts is not None,
         features=_own_features(settings, dataset),
         clean=_clean_samples(settings, dataset),
     )

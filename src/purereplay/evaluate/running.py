@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from purereplay.data.datasets import Dataset
+from purereplay.data.encoders import EncoderFacts
 from purereplay.data.own_folder import refuse_links
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.experiment import Experiment, prepare
@@ -102,13 +103,13 @@ def run_together(runs: Mapping[Path, RunSettings], observer: Observer, *, resume
     """
     first = next(iter(runs.values()))
     engine = Engine(torch.device(first.device), precision=first.precision, watch=observer.training)
-    datasets: dict[tuple[str, bool], Dataset] = {}
+    datasets: dict[tuple[str, bool, EncoderFacts | None], Dataset] = {}
     experiments: list[Experiment] = []
     with ExitStack() as locks:
         for path, settings in runs.items():
             resume = RunDirectory(path).exists if resumed is None else resumed
             observer.started(path, settings, resumed=resume)
-            key = settings.dataset, settings.validation
+            key = settings.dataset, settings.validation, settings.encoder
             if key not in datasets:
                 datasets[key] = load(settings, observer.loading)
             experiments.append(

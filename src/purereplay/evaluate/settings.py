@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 
 from purereplay.data.catalogue import DatasetInfo, info_for
+from purereplay.data.encoders import EncoderFacts
 from purereplay.data.episodes import tasks_for
 from purereplay.data.noise import corrupt
 from purereplay.errors import UserError
@@ -46,9 +47,11 @@ _KINDS: dict[str, Kind] = {  # of the values in settings.json
     "validation": FLAG,
     "evaluate": one_of(*EVALUATIONS),
     "features_file": or_null(TEXT),
+    "encoder": or_null(OBJECT),
     "lookahead": POSITIVE_COUNT,
     "options": OBJECT,
 }
+_ENCODER: dict[str, Kind] = {"text": TEXT, "digest": TEXT, "dim": POSITIVE_COUNT, "size": POSITIVE_COUNT}
 _ASSUMED_NOISE = 0.2  # noise rate for methods that need one, on datasets whose labels are noisy by themselves
 
 
@@ -69,6 +72,7 @@ class RunSettings:
     validation: bool  # evaluate on held-out training data instead of the test set
     evaluate: str  # "tasks": after each task; "end": at the end only, which gives the same final numbers
     features_file: str | None  # file of features that the filter compares, instead of an expert's
+    encoder: EncoderFacts | None  # its features are the samples, instead of images
     lookahead: int  # full delayed buffers taken at once; their experts may train side by side
     options: Settings  # of the learner; preset, dataset, budget and --set are included
 
@@ -88,6 +92,7 @@ def resolve(
     validation: bool = False,
     evaluate: str = "tasks",
     features_file: str | None = None,
+    encoder: EncoderFacts | None = None,
     overrides: dict[str, str] | None = None,
 ) -> RunSettings:
     """Check and complete the settings that a user asked for; `overrides` are settings of the learner as text."""
@@ -98,11 +103,12 @@ def resolve(
     _check_stream(info, noise, noise_rate, episode)
     if evaluate not in EVALUATIONS:
         raise UserError(f"A run is evaluated after all tasks or at the end: use tasks or end, not {evaluate!r}.")
-    chosen = _chosen_options(entry, overrides or {}, features_file)
+    chosen = _chosen_options(entry, overrides or {}, features_file, encoder)
     facts = DataFacts(
         image_shape=info.shape,
         buffer_size=info.buffer_size,
         noise_rate=_ASSUMED_NOISE if info.noisy else _wrong_share(noise, noise_rate),
+        is_vectors=encoder is not None,
     )
     used_device = pick_device(device)
     return RunSettings(
@@ -119,6 +125,7 @@ def resolve(
         validation=validation,
         evaluate=evaluate,
         features_file=features_file,
+        encoder=encoder,
         lookahead=64 if used_device == "cuda" else 8,
         options=resolve_options(entry.settings, chosen, facts, preset=preset_name, budget=budget),
     )
@@ -140,13 +147,20 @@ def _check_stream(info: DatasetInfo, noise: str, noise_rate: float, episode: str
     tasks_for(info.name, noise, episode)
 
 
-def _chosen_options(entry: registry.Entry, overrides: dict[str, str], features_file: str | None) -> dict[str, Any]:
+def _chosen_options(
+    entry: registry.Entry, overrides: dict[str, str], features_file: str | None, encoder: EncoderFacts | None
+) -> dict[str, Any]:
     """Return the learner's settings that are not left to preset and data."""
     names = {f.name for f in fields(entry.settings)}
     if features_file is not None:
         if "features" not in names:
             raise UserError(f"--features-file is for the Self-Centered filter: the learner {entry.name} has no filter.")
         overrides = overrides | {"features": "file"}
+    if encoder is not None:
+        if features_file is not None:
+            raise UserError("--encoder and --features-file both give features: leave one of them out.")
+        _check_takes_vectors(entry)
+        overrides = {"features": "inputs"} | overrides
     if "robust" in overrides and not entry.takes_robust_loss:
         takers = ", ".join(e.name for e in registry.entries() if e.takes_robust_loss)
         raise UserError(f"The learner {entry.name} takes no loss against wrong labels: choose one of {takers}.")
@@ -163,6 +177,16 @@ def _chosen_options(entry: registry.Entry, overrides: dict[str, str], features_f
     return chosen
 
 
+def _check_takes_vectors(entry: registry.Entry) -> None:
+    if not _takes_vectors(entry):
+        takers = ", ".join(e.name for e in registry.entries() if _takes_vectors(e))
+        raise UserError(f"The learner {entry.name} takes images, not the features of an encoder: use one of {takers}.")
+
+
+def _takes_vectors(entry: registry.Entry) -> bool:
+    return any(f.name == "feature_dropout" for f in fields(entry.settings))  # it has views of feature vectors
+
+
 def changed_options(settings: RunSettings) -> dict[str, Any]:
     """Return the options that have an effect and differ from those of the dataset, learner, preset and budget."""
     usual = resolve(
@@ -172,6 +196,7 @@ def changed_options(settings: RunSettings) -> dict[str, Any]:
         learner=settings.learner,
         preset_name=settings.preset,
         budget=settings.budget,
+        encoder=settings.encoder,
         device="cpu",  # options do not depend on it, and the run's own may not be available here
     ).options
     without = settings.options.ineffective()
@@ -197,12 +222,14 @@ def decisive_settings(settings: RunSettings) -> dict[str, Any]:
     A resumed run may have another device, another lookahead or another place of its features.
     """
     names = ("dataset", "noise", "noise_rate", "episode", "learner", "seed", "validation")
-    return {name: getattr(settings, name) for name in names} | asdict(settings.options)
+    encoder = {} if settings.encoder is None else {"encoder": settings.encoder.digest}  # may be at another place
+    return {name: getattr(settings, name) for name in names} | encoder | asdict(settings.options)
 
 
 def to_json(settings: RunSettings) -> dict[str, Any]:
     """Return the content of settings.json."""
-    return {"format": FORMAT, **asdict(settings)}
+    encoder = None if settings.encoder is None else settings.encoder._asdict()
+    return {"format": FORMAT, **asdict(settings), "encoder": encoder}
 
 
 def read_settings(values: dict[str, Any]) -> RunSettings:
@@ -214,7 +241,7 @@ def read_settings(values: dict[str, Any]) -> RunSettings:
         values = _upgrade_run(values)
     if values.get("format") != FORMAT:
         raise UserError(f"The run has format {values.get('format')!r}, this version reads format {FORMAT}.")
-    values = {"evaluate": "tasks"} | values  # a setting of later versions
+    values = {"evaluate": "tasks", "encoder": None} | values  # settings of later versions
     names = {f.name for f in fields(RunSettings)}
     if set(values) != names | {"format"}:
         raise UserError(f"The run's settings do not fit: {', '.join(sorted(set(values) ^ (names | {'format'})))}.")
@@ -225,9 +252,20 @@ def read_settings(values: dict[str, Any]) -> RunSettings:
     pick_precision(values["precision"], values["device"])
     options = from_json(entry.settings, values["options"])
     options.check()
-    settings = RunSettings(**{name: values[name] for name in names - {"options"}}, options=options)
+    own = {name: values[name] for name in names - {"options", "encoder"}}
+    settings = RunSettings(**own, options=options, encoder=read_encoder(values["encoder"]))
     _check_options(settings, entry)
     return settings
+
+
+def read_encoder(values: dict[str, Any] | None) -> EncoderFacts | None:
+    """Return the encoder of a saved run or result; UserError if it is none."""
+    if values is None:
+        return None
+    if set(values) != set(_ENCODER):
+        raise UserError(f"An encoder has the values {', '.join(_ENCODER)}, not {', '.join(map(str, values))}.")
+    check_values(values, _ENCODER)
+    return EncoderFacts(**values)
 
 
 def _check_options(settings: RunSettings, entry: registry.Entry) -> None:
@@ -240,6 +278,8 @@ def _check_options(settings: RunSettings, entry: registry.Entry) -> None:
         raise UserError(f"The learner {entry.name} takes no loss against wrong labels.")
     if (getattr(options, "features", None) == "file") != (settings.features_file is not None):
         raise UserError("The setting features=file and a features_file need each other.")
+    if settings.encoder is not None:
+        _check_takes_vectors(entry)
     if settings.noise == "none" and settings.noise_rate != 0:
         raise UserError(f"The noise rate must be 0 without noise, not {settings.noise_rate}.")
 

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from purereplay.data.encoders.pictures import as_input, padded
+from purereplay.data.encoders.pictures import GREY_MODES, as_input, padded, plain
 from purereplay.data.files import folder_below
 from purereplay.live.items import Refused
 
@@ -54,14 +54,13 @@ MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 2**20  # of a file
 MAX_SCANNED = 2_000_000_000  # a decoder goes through all pixels in every scan of a JPEG; some seconds
 MAX_SECONDS = 20.0  # for one image
+SIDE = 64  # pixels of the longer side of images in a state, unless the user chooses another size
 
 Pixels = NDArray[np.uint8]
 Shape = tuple[int, int, int]  # channels, height, width
 # pad: resized with the aspect kept, and filled; exact: refused unless the shape is right, as in former states, where
 # `size` changes the aspect
 Fit = Literal["pad", "exact"]
-_ROWS = 256  # of an image that are composed over white at once
-_GREY_MODES = ("1", "L", "LA", "La")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
 
@@ -107,8 +106,11 @@ def read_encodable(
 ) -> Encodable:
     """Read an image once, for a state whose images have `shape` and for an encoder of images of `size`; or Refused."""
     content = read_content(image, root)
-    picture = _decode(content, 2 * max(size, *shape[1:]))
-    pixels = _fitted(picture, None, channels, shape, "pad")
+    # features depend on the file and the encoder, and not on the shape that a state keeps: they are cached for all
+    least = 2 * max(size, SIDE)
+    picture = _decode(content, least)
+    large = 2 * max(shape[1:]) > least
+    pixels = _fitted(_decode(content, 2 * max(shape[1:])) if large else picture, None, channels, shape, "pad")
     return Encodable(pixels, as_input(picture, size), hashlib.blake2b(content, digest_size=32).digest())
 
 
@@ -167,7 +169,7 @@ def look_at(image: Path | bytes, root: Path | None = None) -> Look:
         width, height = opened.size
         if opened.getexif().get(0x0112) in _TURNED:
             width, height = height, width
-        return Look(width, height, opened.mode not in _GREY_MODES and not opened.mode.startswith("I"))
+        return Look(width, height, opened.mode not in GREY_MODES and not opened.mode.startswith("I"))
 
 
 def named(shape: tuple[int, ...]) -> str:
@@ -252,7 +254,7 @@ def _decode(content: bytes, least: int | None) -> Image.Image:
         if least:
             image.draft(None, (least, least))
         image.load()
-        return _plain(ImageOps.exif_transpose(image))
+        return plain(ImageOps.exif_transpose(image))
 
 
 @contextmanager
@@ -276,22 +278,3 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
         raise Refused(f"has too many pixels: {error}") from None
     except Exception as error:  # a decoder may raise anything on a damaged file
         raise Refused(f"is damaged: {error}") from None
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    """Convert an image to mode L or RGB."""
-    if image.mode.startswith("I"):  # grey with 16 bits
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        return _on_white(image, "L" if image.mode in _GREY_MODES else "RGB")
-    return image.convert("L" if image.mode in _GREY_MODES else "RGB")
-
-
-def _on_white(image: Image.Image, mode: str) -> Image.Image:
-    """Compose a transparent image over white, some rows at a time: the layers of a large one would fill the memory."""
-    whole = Image.new(mode, image.size)
-    for top in range(0, image.height, _ROWS):
-        layer = image.crop((0, top, image.width, min(top + _ROWS, image.height))).convert("RGBA")
-        paper = Image.new("RGBA", layer.size, "white")
-        whole.paste(Image.alpha_composite(paper, layer).convert(mode), (0, top))
-    return whole

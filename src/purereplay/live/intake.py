@@ -28,10 +28,13 @@ class Source(NamedTuple):
     others: Sequence[str] = ()  # files of a folder that are skipped, since they are no images
 
 
-def open_source(data: str, *, state: Path, root: Path | None = None, follow: bool = False) -> Source:
+def open_source(
+    data: str, *, state: Path, root: Path | None = None, follow: bool = False, labels: str | None = None
+) -> Source:
     """Open the samples that `data` names; "-" is the pipe on standard input.
 
-    Paths in a list are relative to `root`; None: the folder of the list, or the working directory for a pipe.
+    Paths in a list are relative to `root`; None: the folder of the list, or the working directory for a pipe. `labels`
+    is the column of labels in a table of images; None: `label`.
     """
     path = Path(data)
     if follow and (data == "-" or not path.is_dir()):
@@ -41,28 +44,32 @@ def open_source(data: str, *, state: Path, root: Path | None = None, follow: boo
     if root is not None and path.is_dir():
         raise UserError(f"--root is for lists and pipes; {data} is a folder.")
     if data == "-":
+        _check_unused(labels, data)
         with readable(Path("standard input")):
             # not sys.stdin: Python closes that at exit, and would wait for the thread that reads it
             pipe = open(0, "rb", closefd=False)  # noqa: SIM115
         return Source(piped(pipe, root or Path()), None, ends=False)
     if path.is_dir():
-        packed = _packed(path, state)
+        packed = _packed(path, state, labels)
         if packed is None:
+            _check_unused(labels, data)
             return _open_folder(path, state, follow=follow)
         if follow:
             raise UserError(f"--follow watches a folder of images; {path} holds tables or tar files.")
         return _stream(path, *packed)
     if not path.exists():
         if found := _matching(path):
-            return _stream(path, *_open_files(found))
+            return _stream(path, *_open_files(found, labels))
         raise UserError(f"{path} does not exist.")
     if not path.is_file():
         raise UserError(f"{path} is not a regular file: save the list as a file first, or use a pipe with -.")
+    if path.suffix.lower() in (".csv", ".jsonl", ".ndjson"):
+        _check_unused(labels, data)
     if path.suffix.lower() == ".csv":
         return _stream(path, read_csv(path, root or path.parent), _n_lines(path) - 1)
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return _stream(path, read_jsonl(path, root or path.parent), _n_lines(path))
-    return _stream(path, *_open_files([path]))
+    return _stream(path, *_open_files([path], labels))
 
 
 def _open_folder(path: Path, state: Path, *, follow: bool) -> Source:
@@ -90,19 +97,27 @@ def _stream(path: Path, offers: Iterator[Offer], total: int | None) -> Source:
     return Source(chain([first], chunks), total, ends=True, first=first)
 
 
-def _packed(folder: Path, state: Path) -> tuple[Iterator[Offer], int | None] | None:
+def _check_unused(labels: str | None, data: str | Path) -> None:
+    if labels is not None:
+        raise UserError(f"--labels names a column of Parquet files or of a saved dataset; {data} has no such columns.")
+
+
+def _packed(folder: Path, state: Path, labels: str | None) -> tuple[Iterator[Offer], int | None] | None:
     """Open the tables or tar files of a folder; None if it is a folder of images."""
     if is_saved_dataset(folder):
-        return read_saved_dataset(folder)
+        return read_saved_dataset(folder, labels)
     below = _subfolders(folder, state)
     if below == ["data"] and (found := parquet_files(folder / "data")):
-        return read_parquet_images(found)
+        return read_parquet_images(found, labels)
     if below:
         return None
     if found := parquet_files(folder):
-        return read_parquet_images(found)
+        return read_parquet_images(found, labels)
     shards = sorted(path for path in folder.iterdir() if is_shard(path) and not path.name.startswith("."))
-    return (read_shards(shards), None) if shards else None
+    if not shards:
+        return None
+    _check_unused(labels, folder)
+    return read_shards(shards), None
 
 
 def _subfolders(folder: Path, state: Path) -> list[str]:
@@ -119,10 +134,11 @@ def _matching(pattern: Path) -> list[Path]:
         return sorted(path for path in pattern.parent.glob(pattern.name) if path.is_file())
 
 
-def _open_files(paths: list[Path]) -> tuple[Iterator[Offer], int | None]:
+def _open_files(paths: list[Path], labels: str | None) -> tuple[Iterator[Offer], int | None]:
     if all(path.suffix.lower() == ".parquet" for path in paths):
-        return read_parquet_images(paths)
+        return read_parquet_images(paths, labels)
     if all(map(is_shard, paths)):
+        _check_unused(labels, paths[0])
         return read_shards(paths), None
     raise UserError(f"{paths[0]} is neither a folder nor a .csv, .jsonl, .parquet or .tar file.")
 

@@ -91,16 +91,17 @@ def learn(
     device: str = "auto",
     follow: bool = False,
     root: Path | None = None,
+    labels: str | None = None,
     rest: bool | None = None,
     answers: IO[str] | None = None,
     observer: LearnObserver | None = None,
 ) -> LearnProgress:
     """Store the samples of a source and learn from them; raises Interrupted if the observer stops it.
 
-    `rest`: whether samples that do not fill a buffer are scored at the end; None: only if the source has an end.
-    `answers`: where every item of a pipe is acknowledged.
+    `labels`: column of labels in a table of images. `rest`: whether samples that do not fill a buffer are scored at the
+    end; None: only if the source has an end. `answers`: where every item of a pipe is acknowledged.
     """
-    source = open_source(data, state=state, root=root, follow=follow)
+    source = open_source(data, state=state, root=root, follow=follow, labels=labels)
     with ExitStack() as stack:
         session = _opened(stack, state, wanted, device)
         loop = _Loop(session, source, observer or LearnObserver(), answers)

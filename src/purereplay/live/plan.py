@@ -70,6 +70,7 @@ def plan(
     wanted: Wanted,
     *,
     root: Path | None = None,
+    labels: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """Return what `learn` would do with a folder or list; nothing is written.
@@ -78,7 +79,7 @@ def plan(
     """
     if data == "-":
         raise UserError("--dry-run needs a folder or a list: a pipe cannot be read twice.")
-    source = open_source(data, state=state, root=root)
+    source = open_source(data, state=state, root=root, labels=labels)
     offers = list(source.first)
     if source.total != len(source.first):
         offers = [offer for k, some in enumerate(source.chunks) for offer in (map(_light, some) if k else some)]
@@ -87,6 +88,7 @@ def plan(
         chosen, settings = _shape(have, source.first)
         known = set() if store is None else {name for (name,) in store.query(_IDS)}
         encoding = _encoding(wanted, store)
+        chosen = chosen and chosen._replace(encoder_size=encoding.encoder.size if encoding else 0)
         read = [item for item in items if item.image]
         read = read[:: -(-len(read) // N_READ) or 1]
         unusable, moved = _checked(read, settings, store, progress or (lambda n, total: None))
@@ -96,7 +98,6 @@ def plan(
     n_bytes = n_new * (_STORED + (int(np.prod(settings.shape)) if settings else 0))
     n_bytes += n_new * 4 * have.encoder.dim if have.encoder else 0
     seconds = _seconds(items, settings, n_new, len(known) + n_new, encoding) if settings else None
-    labels = dict(Counter(item.label for item in usable))
     warnings = expensive(settings, seconds) if settings else []
     return Plan(
         n_items=len(offers),
@@ -105,7 +106,7 @@ def plan(
         n_known=n_known,
         n_moved=len(moved),
         n_others=len(source.others),
-        labels=labels,
+        labels=dict(Counter(item.label for item in usable)),
         chosen=chosen,
         settings=settings,
         n_bytes=n_bytes,

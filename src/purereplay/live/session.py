@@ -169,7 +169,7 @@ class Session:
     def _choose(self, new: NewSettings, looks: list[Look]) -> None:
         chosen = choose(looks, new.size, new.channels)
         self.store.write_settings(with_shape(new, chosen.shape))
-        self.chosen = chosen
+        self.chosen = chosen._replace(encoder_size=self.encoding.encoder.size if self.encoding else 0)
 
     # ---------------------------------------------------------------- learning
 

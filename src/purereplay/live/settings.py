@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
-from purereplay.data.encoders import NONE, CheckedEncoder, FeatureFile, open_encoder
+from purereplay.data.encoders import NONE, CheckedEncoder, EncoderFacts, FeatureFile, open_encoder
 from purereplay.data.encoders import check_same as check_same_encoder
 from purereplay.data.memory import machine_memory
 from purereplay.errors import UserError
@@ -33,15 +33,6 @@ _GREY, _COLOUR = (1, 1, 1), (3, 1, 1)  # image shapes that stand in for an unkno
 
 
 Opened = CheckedEncoder | FeatureFile
-
-
-class EncoderFacts(NamedTuple):
-    """The encoder of a state."""
-
-    text: str  # by which it is opened again
-    digest: str
-    dim: int  # number of features
-    size: int  # pixels of the side of the images that it takes; 0: none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from purereplay.live.images import Look, Shape, look_at
+from purereplay.live.images import SIDE, Look, Shape, look_at
 from purereplay.live.items import Item, Offer, Refused
 
-SIDE = 64  # pixels of the longer side, unless the user chooses another size
 N_LOOKS = 200  # images that are looked at, spread over the source
 _SAME_ASPECT = 1.05  # aspects that differ less are taken as equal
 
@@ -24,6 +23,7 @@ class Chosen(NamedTuple):
 
     shape: Shape
     looks: tuple[Look, ...]
+    encoder_size: int = 0  # pixels of a side as an encoder takes images; 0: none takes pixels
 
     @property
     def resizes(self) -> bool:
@@ -37,9 +37,13 @@ class Chosen(NamedTuple):
         sizes = sorted({(look.width, look.height) for look in self.looks}, key=lambda size: (size[0] * size[1], size))
         seen = f"{_size(*sizes[0])} pixels" + (f" to {_size(*sizes[-1])}" if len(sizes) > 1 else "")
         n = len(self.looks)
+        looked = f"{n:,} image{'s' if n > 1 else ''} looked at: {seen}."
         kind = f"{_size(width, height)}, {'colour' if channels == 3 else 'grey'}"
+        if self.encoder_size:
+            given = _size(self.encoder_size, self.encoder_size)
+            return f"{looked} The encoder gets {given}; copies of {kind} are kept."
         what = f"resized to {kind}; the aspect is kept" if self.resizes else f"kept as {kind}"
-        return f"{n:,} image{'s' if n > 1 else ''} looked at: {seen}. All images are {what}."
+        return f"{looked} All images are {what}."
 
 
 def look_at_some(offers: Sequence[Offer]) -> list[Look]:

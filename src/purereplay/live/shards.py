@@ -52,7 +52,7 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes | None]]]:
                 if not member.isreg() or not stem or not dot:
                     continue
                 name, ending = f"{folder}{slash}{stem}", ending.lower()
-                if name != before and files:
+                if files and (name != before or ending in files):  # a name that is used twice is refused as such
                     yield before, files
                     files = {}
                 before = name

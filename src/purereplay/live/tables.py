@@ -4,9 +4,9 @@
     a folder written by `Dataset.save_to_disk`  its Arrow files, in the order of its state.json
 
 The image is in the column `image` or `img`, or in the only column that holds bytes: an encoded image, or a struct of
-`bytes` and `path`. The label is in the column `label`: text, or an integer. An integer becomes the name of its class,
-if the table has the names as `datasets` writes them. The id is in the column `id`; otherwise it is the name of the file
-and the number of the row. Rows are read a few at a time.
+`bytes` and `path`. The label is in the column `label`, or in one that the user names: text, or an integer. An integer
+becomes the name of its class, if the table has the names as `datasets` writes them. The id is in the column `id`;
+otherwise it is the name of the file and the number of the row, from 1. Rows are read a few at a time.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ def parquet_files(folder: Path) -> list[Path]:
     return found
 
 
-def read_parquet_images(paths: list[Path]) -> Table:
+def read_parquet_images(paths: list[Path], labels: str | None = None) -> Table:
     """Open Parquet files with images and labels; UserError if one is damaged or lacks a column."""
     arrow = pyarrow_for(paths[0])
     n_rows = 0
     for path in paths:
         with _reading(arrow, path), arrow.parquet.ParquetFile(path) as file:
-            _columns(arrow, path, file.schema_arrow)
+            _columns(arrow, path, file.schema_arrow, labels)
             n_rows += file.metadata.num_rows
-    return Table(_parquet_rows(arrow, paths), n_rows)
+    return Table(_parquet_rows(arrow, paths, labels), n_rows)
 
 
-def _parquet_rows(arrow: Any, paths: list[Path]) -> Iterator[Offer]:
+def _parquet_rows(arrow: Any, paths: list[Path], labels: str | None) -> Iterator[Offer]:
     for path in paths:
         with _reading(arrow, path), arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False) as file:
-            columns = _columns(arrow, path, file.schema_arrow)
+            columns = _columns(arrow, path, file.schema_arrow, labels)
             names = [name for name in (columns.image, columns.label, columns.id) if name]
             first = 0
             for batch in file.iter_batches(_rows_at_a_time(file.metadata, columns.image), columns=names):
@@ -97,7 +97,7 @@ def _rows_at_a_time(metadata: Any, image: str) -> int:
     return max(1, min(CHUNK, CHUNK_BYTES * n_rows // max(1, n_bytes)))
 
 
-def read_saved_dataset(folder: Path) -> Table:
+def read_saved_dataset(folder: Path, labels: str | None = None) -> Table:
     """Open a folder written by `Dataset.save_to_disk`; UserError if it holds several splits."""
     if (folder / "dataset_dict.json").is_file():
         splits = [str(name) for name in _json(folder / "dataset_dict.json").get("splits", [])]
@@ -117,15 +117,15 @@ def read_saved_dataset(folder: Path) -> Table:
         raise UserError(f"{folder} holds no rows.")
     for path in paths:
         with _reading(arrow, path), arrow.memory_map(str(path)) as mapped:
-            _columns(arrow, path, arrow.ipc.open_stream(mapped).schema)
-    return Table(_arrow_rows(arrow, paths, folder), None)
+            _columns(arrow, path, arrow.ipc.open_stream(mapped).schema, labels)
+    return Table(_arrow_rows(arrow, paths, folder, labels), None)
 
 
-def _arrow_rows(arrow: Any, paths: list[Path], folder: Path) -> Iterator[Offer]:
+def _arrow_rows(arrow: Any, paths: list[Path], folder: Path, labels: str | None) -> Iterator[Offer]:
     for path in paths:
         with _reading(arrow, path), arrow.memory_map(str(path)) as mapped:
             stream = arrow.ipc.open_stream(mapped)
-            columns, first = _columns(arrow, path, stream.schema), 0
+            columns, first = _columns(arrow, path, stream.schema, labels), 0
             for batch in stream:
                 for start in range(0, batch.num_rows, _FEW):  # views on the file: a few rows become Python objects
                     yield from _offers(path, columns, batch.slice(start, _FEW), first + start, folder)
@@ -171,23 +171,26 @@ def _image(value: object, root: Path) -> tuple[bytes | Path, Path | None]:
     raise Refused("has no image")
 
 
-def _columns(arrow: Any, path: Path, schema: Any) -> _Columns:
+def _columns(arrow: Any, path: Path, schema: Any, labels: str | None) -> _Columns:
     """Return the columns of a table by their names and types, or raise UserError."""
     images = [field.name for field in schema if _holds_images(arrow, field.type)]
     known = [name for name in _IMAGE_NAMES if name in images]
     if not known and len(images) != 1:
         found = f"the columns {', '.join(images)} hold bytes" if images else "no column holds bytes"
         raise UserError(f"{path} needs a column `image` with encoded images: {found}.")
-    if "label" not in schema.names:
-        raise UserError(f"{path} needs a column `label`; it has {', '.join(schema.names)}.")
-    label = schema.field("label").type
-    if not (_is_text(arrow, label) or arrow.types.is_integer(label)):
-        raise UserError(f"The column `label` of {path} is {label}; it must hold text or integers.")
+    label = labels or "label"
+    if schema.names.count(label) != 1:
+        raise UserError(
+            f"{path} needs a column `{label}`; it has {', '.join(schema.names)}: name one of them with --labels."
+        )
+    kind = schema.field(label).type
+    if not (_is_text(arrow, kind) or arrow.types.is_integer(kind)):
+        raise UserError(f"The column `{label}` of {path} is {kind}; it must hold text or integers.")
     return _Columns(
         image=known[0] if known else images[0],
-        label="label",
+        label=label,
         id="id" if "id" in schema.names else None,
-        classes=_class_names(schema.metadata or {}),
+        classes=_class_names(schema.metadata or {}, label),
     )
 
 
@@ -203,10 +206,10 @@ def _is_text(arrow: Any, type_: Any) -> bool:
     return bool(arrow.types.is_string(type_) or arrow.types.is_large_string(type_))
 
 
-def _class_names(metadata: dict[bytes, bytes]) -> tuple[str, ...] | None:
+def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | None:
     """Return the names of integer labels as `datasets` writes them; None if there are none."""
     try:
-        names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
+        names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, ValueError, TypeError, RecursionError):
         return None
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None

@@ -23,17 +23,19 @@ from purereplay.report.filtering import score_table, show_summary, timed_bar
 from purereplay.report.terminal import progress_bars
 
 
-def filter_images(source: str, destination: Path, sample_filter: SelfCenteredFilter, encoder: str) -> tuple[int, int]:
+def filter_images(
+    source: str, destination: Path, sample_filter: SelfCenteredFilter, encoder: str, labels: str | None = None
+) -> tuple[int, int]:
     """Score the labels of images by the features of an encoder; returns how many images were refused, and all.
 
-    `source` is a folder label/name.jpg or a list, as for `learn`.
+    `source` is a folder label/name.jpg, a list or packed data, as for `learn`; `labels` is its column of labels.
     """
     check_destination(destination, Path(source))
     if source == "-":
         raise UserError("filter --encoder needs a folder or a list; use `learn -` for a pipe.")
     started, encoding = time.monotonic(), Encoding(open_encoder(encoder))
-    images = open_source(source, state=destination)
-    rows, labels, ids, n = list[Features](), list[str](), list[Hashable](), 0
+    images = open_source(source, state=destination, labels=labels)
+    rows, found, ids, n = list[Features](), list[str](), list[Hashable](), 0
     with progress_bars() as bars:
         show = timed_bar(bars, "encoding")
         for chunk in images.chunks:
@@ -42,7 +44,7 @@ def filter_images(source: str, destination: Path, sample_filter: SelfCenteredFil
                 for offer, own in zip(some, encoding.of_offers(some), strict=True):
                     if isinstance(offer, Item) and isinstance(own, np.ndarray):
                         rows.append(own)
-                        labels.append(offer.label)
+                        found.append(offer.label)
                         ids.append(offer.id)
                     else:
                         name = offer.id if isinstance(offer, Item) else offer.name
@@ -53,8 +55,8 @@ def filter_images(source: str, destination: Path, sample_filter: SelfCenteredFil
                 show("encoding", n, images.total)
         if not rows:
             raise UserError(f"{source} holds no images that can be encoded.")
-        given = np.empty(len(labels), dtype=object)
-        given[:] = labels
+        given = np.empty(len(found), dtype=object)
+        given[:] = found
         score_table(bars, FeatureTable(np.stack(rows), given, ids), destination, sample_filter)
     show_summary(destination, sample_filter, started)
     return n - len(rows), n

@@ -173,7 +173,10 @@ def show_plan(plan: Plan) -> None:
         table.add_row("sizes", plan.chosen.sentence)
     if plan.settings is not None:
         channels, height, width = plan.settings.shape
-        table.add_row("learned as", f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}")
+        table.add_row(
+            "kept as" if plan.settings.encoder else "learned as",
+            f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}",
+        )
         table.add_row("learner", f"{plan.settings.learner}, preset {plan.settings.preset}, seed {plan.settings.seed}")
         if (encoder := plan.settings.encoder) is not None:
             table.add_row("encoder", Text(printable(f"{encoder.text}, {encoder.dim:,} features")))

@@ -42,8 +42,11 @@ def announce(settings: RunSettings, path: Path, *, resumed: bool) -> None:
     noise = "its own labels" if settings.noise == "none" else f"{percent(settings.noise_rate)} {settings.noise} noise"
     budget = "" if settings.budget == 1 else f", budget {settings.budget:g}"
     verb = "continuing" if resumed else "learning"
+    data = settings.dataset
+    if settings.encoder is not None:
+        data = f"features of {data} by {escaped(settings.encoder.name)}"
     out.print(
-        f"{verb} {settings.dataset} with {noise}: {settings.learner}, preset {settings.preset}{budget}, "
+        f"{verb} {data} with {noise}: {settings.learner}, preset {settings.preset}{budget}, "
         f"seed {settings.seed}, {settings.device}, in {escaped(path)}"
     )
 

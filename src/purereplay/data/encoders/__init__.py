@@ -8,13 +8,14 @@ from purereplay.data.encoders.arrays import encoded_samples
 from purereplay.data.encoders.base import CheckedEncoder, Embedded, Encoder
 from purereplay.data.encoders.cache import FeatureCache
 from purereplay.data.encoders.feature_files import FeatureFile
-from purereplay.data.encoders.named import NONE, as_encoder, check_same, open_encoder, reopen, runs_code
+from purereplay.data.encoders.named import NONE, EncoderFacts, as_encoder, check_same, open_encoder, reopen, runs_code
 
 __all__ = [
     "NONE",
     "CheckedEncoder",
     "Embedded",
     "Encoder",
+    "EncoderFacts",
     "FeatureCache",
     "FeatureFile",
     "as_encoder",

@@ -14,7 +14,7 @@ from torch import Tensor
 from purereplay.data.arrays import is_vectors, read_samples
 from purereplay.data.encoders.base import CheckedEncoder, Features
 from purereplay.data.encoders.cache import FeatureCache
-from purereplay.data.encoders.pictures import Pixels, as_inputs
+from purereplay.data.encoders.pictures import Pixels, as_inputs, plain
 from purereplay.data.progress import Progress
 from purereplay.errors import InputError, InputTypeError
 
@@ -41,8 +41,10 @@ def encoded_samples(encoder: CheckedEncoder, samples: Any, watch: Progress | Non
 def _colour(picture: Any, row: int) -> Pixels:
     if not isinstance(picture, Image.Image):
         raise InputTypeError(f"Sample {row} of X is a {type(picture).__name__}, but the first one is a PIL image.")
+    if picture.mode == "F":
+        raise InputError(f"Sample {row} of X is a PIL image of floats: convert it to RGB, with values of 0 to 255.")
     try:
-        return np.asarray(ImageOps.exif_transpose(picture).convert("RGB")).transpose(2, 0, 1)
+        return np.asarray(plain(ImageOps.exif_transpose(picture)).convert("RGB")).transpose(2, 0, 1)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # PIL reads the file only now
         raise InputError(f"Sample {row} of X cannot be read: {error}.") from error
 

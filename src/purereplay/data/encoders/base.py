@@ -8,6 +8,8 @@ on how many images came with it.
 from __future__ import annotations
 
 import hashlib
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +23,8 @@ from purereplay.errors import UserError
 SIZE = 224  # pixels of an image's side, unless the encoder says otherwise
 BATCH = 8  # images at once, unless the encoder says otherwise
 LARGEST = 1024  # pixels of an image's side
+_MOST_AT_ONCE = 1024  # images in a batch
+_NEAR = 1e-3  # difference between two computations of the same features, as a share of the largest one
 MOST_FEATURES = 65_536
 
 Features = NDArray[np.float32]
@@ -60,7 +64,7 @@ class CheckedEncoder:
     batch: int
 
     def embed(self, images: Pixels, watch: Progress | None = None) -> Embedded:
-        """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder fails on all of several."""
+        """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder does not work any more."""
         n = len(images)
         features, reasons = np.zeros((n, self.dim), np.float32), dict[int, str]()
         for start in range(0, n, self.batch):
@@ -76,8 +80,15 @@ class CheckedEncoder:
                     except _Wrong as reason:
                         reasons[row] = str(reason)
         if n > 1 and len(reasons) == n:
-            raise UserError(f"The encoder {self.name} fails on all of {n} images: the first one {reasons[0]}.")
+            self._try_again(reasons[0])
         return Embedded(features, reasons)
+
+    def _try_again(self, reason: str) -> None:
+        """Raise UserError if the encoder fails on the trial images too, so that the images are not to blame."""
+        try:
+            _asked(self.encoder, _trial(self.size, self.batch), self.dim)
+        except _Wrong:
+            raise UserError(f"The encoder {self.name} works no more: an image {reason}.") from None
 
     def _rows(self, images: Pixels) -> Features:
         filled = np.concatenate([images, np.repeat(images[:1], self.batch - len(images), 0)])
@@ -92,26 +103,44 @@ def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     """Ask an encoder for the features of two images, and return it; UserError if they cannot be used."""
     name = str(getattr(encoder, "name", text))
     size, batch = int(getattr(encoder, "size", SIZE)), int(getattr(encoder, "batch", BATCH))
-    if not 1 <= size <= LARGEST or batch < 1:
-        raise UserError(f"The encoder {name} takes images of {size} pixels, {batch} at once, which is not possible.")
-    ramp = np.arange(3 * size * size, dtype=np.int64).reshape(3, size, size)
-    trial = np.stack([(ramp * step % 251).astype(np.uint8) for step in (1, 7)])
-    images = trial[np.arange(max(batch, 1)) % 2]
-    dim = getattr(encoder, "dim", None)
+    if not (1 <= size <= LARGEST and 1 <= batch <= _MOST_AT_ONCE):
+        raise UserError(
+            f"The encoder {name} takes images of {size:,} pixels, {batch:,} at once: use a size of 1 to {LARGEST:,} "
+            f"and a batch of 1 to {_MOST_AT_ONCE:,}."
+        )
+    images, dim = _trial(size, batch), getattr(encoder, "dim", None)
     try:
         found = _asked(encoder, images, dim)
+        again = _asked(encoder, np.repeat(images[:1], batch, 0), dim)  # the same image among others
     except _Wrong as reason:
         raise UserError(f"The encoder {name} cannot be used: a trial image {reason}.") from None
     if not 1 <= found.shape[1] <= MOST_FEATURES:
         raise UserError(f"The encoder {name} gives {found.shape[1]:,} features, not 1 to {MOST_FEATURES:,}.")
+    if np.abs(found[0] - again[0]).max() > _NEAR * np.abs(found[0]).max():
+        raise UserError(
+            f"The encoder {name} gives an image other features in another batch or at another time: "
+            "save the model in evaluation mode, or remove what is random in it."
+        )
     return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch)
+
+
+def _trial(size: int, batch: int) -> Pixels:
+    """Return a batch of two made-up images in turn."""
+    ramp = np.arange(3 * size * size, dtype=np.int64).reshape(3, size, size)
+    images = np.stack([(ramp * step % 251).astype(np.uint8) for step in (1, 7)])
+    return images[np.arange(batch) % 2]
 
 
 def _asked(encoder: Encoder, images: Pixels, dim: int | None) -> Features:
     """Return the encoder's features of images, or raise _Wrong."""
     try:
-        found = np.asarray(encoder.embed(images.copy()), np.float32)
-    except Exception as error:  # the encoder is the user's own
+        with redirect_stdout(sys.stderr):  # the standard output is the command's own: answers or a table
+            values = np.asarray(encoder.embed(images.copy()))
+        if np.iscomplexobj(values):
+            raise ValueError("it has complex features")
+        with np.errstate(over="ignore"):  # found as infinity below
+            found = values.astype(np.float32)
+    except (Exception, SystemExit) as error:  # the encoder is the user's own, and may call `sys.exit`
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise _Wrong(f"cannot be encoded: {reason[:300]}") from error
     if found.ndim != 2 or len(found) != len(images) or (dim is not None and found.shape[1] != dim):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +15,21 @@ from purereplay.errors import UserError
 NONE = "none"
 _CODE = ("python", "torch")  # kinds whose author's code runs
 _LARGEST = 4 * 2**30  # bytes of a file
+
+
+class EncoderFacts(NamedTuple):
+    """The encoder of a state or run."""
+
+    text: str  # by which it is opened again
+    digest: str
+    dim: int  # number of features
+    size: int  # pixels of the side of the images that it takes; 0: none
+
+    @property
+    def name(self) -> str:
+        """Its text without the folder."""
+        kind, _, rest = self.text.partition(":")
+        return f"{kind}:{rest.rpartition('/')[2]}"
 
 
 def open_encoder(text: str) -> CheckedEncoder | FeatureFile:
@@ -43,7 +59,9 @@ def as_encoder(given: str | Encoder) -> CheckedEncoder:
             raise UserError(f"The encoder {given} holds features of files: give the features themselves as X.")
         return found
     if not all(hasattr(given, name) for name in ("name", "dim", "embed")):
-        raise UserError(f"The encoder is a {type(given).__name__}: give a text, or an object with name, dim and embed.")
+        raise UserError(
+            f"The encoder has the type {type(given).__name__}: give a text, or an object with name, dim and embed."
+        )
     return checked(given, text="", digest=digest_of("object", given.name, str(getattr(given, "digest", ""))))
 
 

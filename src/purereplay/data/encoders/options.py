@@ -59,7 +59,10 @@ def parse_name(text: str) -> Named:
 
 
 def _options(text: str, query: str) -> Options:
-    given = dict(parse_qsl(query, keep_blank_values=True))
+    pairs = parse_qsl(query, keep_blank_values=True)
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise UserError(f"The encoder {text!r} names an option twice: leave one of them out.")
     unknown = given.keys() - {"size", "mean", "std", "output", "input", "batch"}
     if unknown:
         raise UserError(
@@ -71,6 +74,8 @@ def _options(text: str, query: str) -> Options:
         if "mean" in given or "std" in given:
             default = Normal()
             normal = Normal(_three(given.get("mean"), default.mean), _three(given.get("std"), default.std))
+        if (size is not None and size < 1) or (normal and min(normal.std) <= 0):
+            raise UserError(f"The options size and std of the encoder {text!r} must be greater than 0.")
     except ValueError:
         raise UserError(
             f"The options of the encoder {text!r} are not numbers: write ?size=224&mean=0.5&std=0.25,0.25,0.25."

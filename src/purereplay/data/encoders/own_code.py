@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,9 @@ def python_encoder(source: str, options: Options) -> tuple[Encoder, str]:
     if hasattr(found, "embed"):
         return found, digest
     if not callable(found):
-        raise UserError(f"The encoder {text} cannot be used: it is a {type(found).__name__}, not a function.")
+        raise UserError(
+            f"The encoder {text} cannot be used: its type is {type(found).__name__}, and a function is needed."
+        )
     return FunctionEncoder(text, found, options), digest
 
 
@@ -63,8 +66,9 @@ def _imported(module: str, text: str) -> Any:
     if added:
         sys.path.append(here)
     try:
-        return import_module(module)
-    except Exception as error:  # any: the module is the user's own
+        with redirect_stdout(sys.stderr):  # as for its features
+            return import_module(module)
+    except (Exception, SystemExit) as error:  # any: the module is the user's own
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise UserError(f"The encoder {text} cannot be imported: {reason}.") from None
     finally:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Pixels = NDArray[np.uint8]
+GREY_MODES = ("1", "L", "LA", "La")  # of Pillow
+_ROWS = 256  # of an image that are composed over white at once
 
 
 def padded(picture: Image.Image, *, height: int, width: int) -> Image.Image:
@@ -34,3 +36,22 @@ def as_inputs(images: Iterable[Pixels], size: int) -> Pixels:
     pictures = (Image.fromarray(own[0] if len(own) == 1 else own.transpose(1, 2, 0)) for own in images)
     found = [as_input(picture, size) for picture in pictures]
     return np.stack(found) if found else np.zeros((0, 3, size, size), np.uint8)
+
+
+def plain(image: Image.Image) -> Image.Image:
+    """Convert an image to mode L or RGB: 16 bits to the higher eight, transparency over white."""
+    if image.mode.startswith("I"):  # grey with 16 bits
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        return _on_white(image, "L" if image.mode in GREY_MODES else "RGB")
+    return image.convert("L" if image.mode in GREY_MODES else "RGB")
+
+
+def _on_white(image: Image.Image, mode: str) -> Image.Image:
+    """Compose a transparent image over white, some rows at a time: the layers of a large one would fill the memory."""
+    whole = Image.new(mode, image.size)
+    for top in range(0, image.height, _ROWS):
+        layer = image.crop((0, top, image.width, min(top + _ROWS, image.height))).convert("RGBA")
+        paper = Image.new("RGBA", layer.size, "white")
+        whole.paste(Image.alpha_composite(paper, layer).convert(mode), (0, top))
+    return whole

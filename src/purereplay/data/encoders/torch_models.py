@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -101,7 +102,9 @@ def hf_model(name: str, options: Options) -> tuple[TorchEncoder, str]:
     transformers = _installed("transformers", f"hf:{name}")
     with _model_errors(f"hf:{name}"):
         model = transformers.AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True).eval()
-        facts = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False).to_dict()
+        facts: dict[str, Any] = {}  # not needed, and often not there, if the user names them
+        if options.size is None or options.normal is None:
+            facts = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False).to_dict()
     model = getattr(model, "vision_model", model)  # of a pair of a text and an image model
     size = facts.get("crop_size") or facts.get("size") or {}
     side = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge") or SIZE
@@ -141,5 +144,5 @@ def _model_errors(text: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any: an unknown name, no connection, no weights
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        reason = shorten(str(error), 200, placeholder=" …").rstrip(".") or type(error).__name__
         raise UserError(f"The encoder {text} cannot be loaded: {reason}.") from None

@@ -1,0 +1,51 @@
+"""Runs on the features of an encoder: the images of a dataset become feature vectors before the stream begins.
+
+In: a dataset and the encoder of a run. Out: the same dataset with vectors float32 (N, D, 1, 1) as its images. They are
+standardised by mean and standard deviation of the training images, as pixels are; labels are not used. Features come
+from the cache of encoders if the images were encoded before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from purereplay.data.datasets import Dataset
+from purereplay.data.encoders import CheckedEncoder, EncoderFacts, as_encoder, check_same, reopen
+from purereplay.data.encoders.arrays import embedded
+from purereplay.data.progress import Progress
+from purereplay.errors import InputError, UserError
+from purereplay.learners.recorded import fit_scale
+
+_named: dict[str, CheckedEncoder] = {}  # encoders that the user of this process has named, by digest
+
+
+def name_encoder(text: str) -> EncoderFacts:
+    """Open an encoder that the user has named, also one that runs code; UserError if it cannot be used."""
+    if text.startswith("file:"):
+        raise UserError(f"A run takes no encoder {text}: its filter compares a file of features with --features-file.")
+    found = as_encoder(text)
+    _named[found.digest] = found
+    return EncoderFacts(found.text, found.digest, found.dim, found.size)
+
+
+def name_again(text: str, facts: EncoderFacts | None, owner: object) -> None:
+    """Open the encoder of a saved run, which the user names again; UserError if it is another one."""
+    if facts is None:
+        raise UserError(f"{owner} has no encoder: leave --encoder out.")
+    check_same(_named[name_encoder(text).digest], facts.text, facts.digest, str(owner))
+
+
+def encode(dataset: Dataset, facts: EncoderFacts, progress: Progress | None = None) -> Dataset:
+    """Return a dataset whose images are the features of an encoder."""
+    encoder = _named.get(facts.digest) or reopen(facts.text, facts.digest, "The run")
+    if not isinstance(encoder, CheckedEncoder):
+        raise UserError(f"The encoder {facts.text} holds features of files, which a run does not read.")
+    parts = []
+    for images in (dataset.images, dataset.test_images):
+        try:
+            parts.append(embedded(encoder, list(images), progress).double()[:, :, None, None])
+        except InputError as error:
+            raise UserError(str(error).replace(" of X ", f" of {dataset.info.name} ", 1)) from None
+    scale = fit_scale(parts[0])
+    training, test = (scale.apply(part).numpy() for part in parts)
+    return replace(dataset, images=training, test_images=test)
