@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from purereplay.data.encoders.pictures import plain
 from purereplay.live import images
-from purereplay.live.images import _plain, look_at, read_pixels
+from purereplay.live.images import look_at, read_pixels
 from purereplay.live.items import Refused
 
 GREY = np.arange(0, 240, 8, dtype=np.uint8).reshape(5, 6)
@@ -229,10 +230,10 @@ def test_converting_a_large_image_takes_little_memory(mode):
     code = f"""
 import resource, sys
 from PIL import Image
-from purereplay.live.images import _plain
+from purereplay.data.encoders.pictures import plain
 image = Image.new({mode!r}, (5000, 5000))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-_plain(image)
+plain(image)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -253,5 +254,5 @@ def test_transparency_in_rows_is_that_of_the_whole_image(mode):
     grey = mode in ("L", "LA")
     layer = image.convert("RGBA")
     whole = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("L" if grey else "RGB")
-    assert _plain(image).mode == whole.mode
-    np.testing.assert_array_equal(np.asarray(_plain(image)), np.asarray(whole))
+    assert plain(image).mode == whole.mode
+    np.testing.assert_array_equal(np.asarray(plain(image)), np.asarray(whole))
