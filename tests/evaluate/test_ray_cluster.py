@@ -205,41 +205,33 @@ OPTIONS = [
 
 
 @pytest.mark.slow
-def test_kills_of_worker_node_and_driver_change_nothing(tmp_path):
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    node = {"num_cpus": 1, "object_store_memory": 150_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
-    second = cluster.add_node(**node)
+def test_kills_of_worker_node_and_driver_change_nothing(two_nodes, tmp_path):
+    cluster, node = two_nodes
+    second = next(iter(cluster.worker_nodes))
     command = [sys.executable, "-m", "purereplay", "sweep", *OPTIONS, f"--out={tmp_path / 'far'}"]
     command += [f"--cluster=ray={cluster.address}"]
     kills = []
-    try:
-        for kind in ("driver", "worker", "node", "driver", None):
-            n_before = len(finished(tmp_path / "far"))
-            driver = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            while driver.poll() is None and kind is not None:
-                time.sleep(0.2)
-                if len(finished(tmp_path / "far")) >= n_before + max(1, N_RUNS // 12):
-                    break
-            if driver.poll() is None and kind == "driver":
-                driver.kill()
-                kills.append(kind)
-            elif driver.poll() is None and kind == "worker":
-                kills.append(kind if kill_a_worker() else "no worker")
-            elif driver.poll() is None and kind == "node":
-                cluster.remove_node(second, allow_graceful=False)
-                second = cluster.add_node(**node)
-                kills.append(kind)
-            if kind in ("worker", "node"):  # the same driver goes on for a while, and is then killed for the next step
-                time.sleep(8)
-                driver.kill()
-            driver.wait()
-        assert driver.returncode == 0
-    finally:
-        cluster.shutdown()
+    for kind in ("driver", "worker", "node", "driver", None):
+        n_before = len(finished(tmp_path / "far"))
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while driver.poll() is None and kind is not None:
+            time.sleep(0.2)
+            if len(finished(tmp_path / "far")) >= n_before + max(1, N_RUNS // 12):
+                break
+        if driver.poll() is None and kind == "driver":
+            driver.kill()
+            kills.append(kind)
+        elif driver.poll() is None and kind == "worker":
+            kills.append(kind if kill_a_worker() else "no worker")
+        elif driver.poll() is None and kind == "node":
+            cluster.remove_node(second, allow_graceful=False)
+            second = cluster.add_node(**node)
+            kills.append(kind)
+        if kind in ("worker", "node"):  # the same driver goes on for a while, and is then killed for the next step
+            time.sleep(8)
+            driver.kill()
+        driver.wait()
+    assert driver.returncode == 0
     assert kills == ["driver", "worker", "node", "driver"]
     local = [sys.executable, "-m", "purereplay", "sweep", *OPTIONS, f"--out={tmp_path / 'here'}"]
     subprocess.run(local, check=True, stdout=subprocess.DEVNULL)

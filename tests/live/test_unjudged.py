@@ -52,7 +52,7 @@ def test_they_are_neither_accepted_nor_rejected(state):
         assert told["r0"] == ("unjudged", None) and told["s0"][1] is not None
         facts = Facts("onnx", "", [], found, store.image_settings, None, None, None, "")  # type: ignore[arg-type]
         card = _data(facts)
-    assert "of which 40 were judged" in card and "2 could not be judged" in card
+    assert "Judged: 40." in card and "Not judged, since too few images have the label: 2." in card
     assert ("could not be judged", "2") in _state(state).rows
 
 

@@ -1,6 +1,5 @@
 """The filter over a folder of parquet files: as one table, and label by label as on a cluster."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -87,25 +86,12 @@ def test_what_cannot_be_filtered_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_cluster_gives_the_same_scores(tmp_path):
-    pytest.importorskip("ray")
-    import ray
-    from ray.cluster_utils import Cluster
-
-    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    node = {"num_cpus": 1, "object_store_memory": 100_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
-    cluster.add_node(**node)
-    try:
-        source = make(tmp_path / "in", n=6000, n_files=6)
-        filter_folder(source, tmp_path / "out", SelfCenteredFilter(seed=5, prepare="none"), f"ray={cluster.address}")
-        with pytest.raises(UserError, match="exists already"):
-            filter_folder(
-                source, tmp_path / "out", SelfCenteredFilter(seed=5, prepare="none"), f"ray={cluster.address}"
-            )
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+def test_a_real_cluster_gives_the_same_scores(two_nodes, tmp_path):
+    address = f"ray={two_nodes[0].address}"
+    source = make(tmp_path / "in", n=6000, n_files=6)
+    filter_folder(source, tmp_path / "out", SelfCenteredFilter(seed=5, prepare="none"), address)
+    with pytest.raises(UserError, match="exists already"):
+        filter_folder(source, tmp_path / "out", SelfCenteredFilter(seed=5, prepare="none"), address)
     table = read_parts(parquet_parts(source), Choice())
     local, found = (
         SelfCenteredFilter(seed=5, prepare="none").fit(table.features, table.labels),

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import typer
 
-from purereplay.cli import live, output, pages, reproduce, runs, serving  # noqa: F401  # they add their commands
+from purereplay.cli import filtering, live, output, pages, reproduce, runs, serving  # noqa: F401  # with commands
 from purereplay.cli.app import app
 from purereplay.data.text import printable
 from purereplay.errors import UserError

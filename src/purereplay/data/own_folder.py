@@ -1,8 +1,8 @@
 """A folder whose files the program writes, although somebody else may have prepared it: no link in it is followed.
 
-Used by run directories. The user names the folder, so it may be a link itself. A link in the place of one of its files
-or subfolders is refused by name. Files are opened relative to their open folder, so a link that appears meanwhile is
-not followed either; nothing is written or deleted outside.
+Used by run directories. The user names the folder, so it may be a link itself. A link where one of its files or
+subfolders should be is refused by name. Files are opened relative to their open folder, so a link that appears
+meanwhile is not followed either; nothing is written or deleted outside.
 """
 
 from __future__ import annotations

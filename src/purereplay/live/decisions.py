@@ -22,11 +22,15 @@ from typing import Any, Literal, NamedTuple, get_args
 from purereplay.errors import UserError
 from purereplay.live import schema
 from purereplay.live.items import Refused
+from purereplay.live.own_tables import OwnTables
 from purereplay.live.same_file import SameFile, check_regular
 
 Kind = Literal["keep", "label", "unsure", "drop", "undo"]
 KINDS: tuple[str, ...] = get_args(Kind)
-_SCRIPT = """
+_TABLES = OwnTables(
+    "a log of decisions",
+    1,
+    """
     CREATE TABLE entries (
         number INTEGER PRIMARY KEY,
         sample TEXT NOT NULL,  -- its id
@@ -42,8 +46,8 @@ _SCRIPT = """
     CREATE INDEX entries_reviewer ON entries (reviewer, number);
     CREATE INDEX entries_undoes ON entries (undoes);
     CREATE TABLE leases (sample TEXT PRIMARY KEY, owner TEXT NOT NULL, until REAL NOT NULL) WITHOUT ROWID;
-"""
-_VERSION = 1
+    """,
+)
 _COLUMNS = "number, sample, kind, label, undoes, reviewer, action, time"
 
 
@@ -124,12 +128,8 @@ class DecisionLog:
         opened = SameFile.create(path)
         with closing(schema.connect(path, write=True)) as database:
             with schema.transaction(database, path):
-                if _version(database, path) == 0:
-                    for statement in schema.statements(_SCRIPT):
-                        database.execute(statement)
-                    database.execute(f"PRAGMA user_version = {_VERSION}")
-                    if is_new:  # a file that was emptied is not: its entries are lost
-                        database.execute(f"PRAGMA application_id = {min(floor, 2**31 - 1)}")
+                if _TABLES.create(database, path) and is_new:  # a file that was emptied is not: its entries are lost
+                    database.execute(f"PRAGMA application_id = {min(floor, 2**31 - 1)}")
             log = cls(path, database, opened, floor)
             log.check()
             yield log
@@ -143,7 +143,7 @@ class DecisionLog:
             yield None
             return
         with closing(schema.connect(path, write=False)) as database:
-            if _version(database, path) == 0:
+            if _TABLES.version_in(database, path) == 0:
                 yield None
                 return
             log = cls(path, database, None, 0)
@@ -283,16 +283,3 @@ class DecisionLog:
 
 def _files(path: Path) -> list[Path]:
     return [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
-
-
-def _version(database: sqlite3.Connection, path: Path) -> int:
-    """Return the version of a log, 0 for an empty file; UserError if the tables are not its own."""
-    [[version]] = schema.query(database, path, "PRAGMA user_version")
-    found = schema.declarations(database)
-    if version > _VERSION:
-        raise UserError(f"{path} was written by a newer purereplay: upgrade it.")
-    with closing(sqlite3.connect(":memory:")) as own:
-        own.executescript(_SCRIPT if version else "")
-        if found != schema.declarations(own):
-            raise UserError(f"{path} is damaged: its tables are not those of a log of decisions.")
-    return int(version)

@@ -21,11 +21,15 @@ from typing import Any, NamedTuple
 from purereplay.errors import UserError
 from purereplay.live import schema
 from purereplay.live.items import CHUNK, CHUNK_BYTES, Item, Refused
+from purereplay.live.own_tables import OwnTables
 from purereplay.live.same_file import SameFile, check_regular
 from purereplay.live.session import Session
 from purereplay.live.store import INBOX
 
-_SCRIPT = """
+_TABLES = OwnTables(
+    "an inbox",
+    1,
+    """
     CREATE TABLE samples (
         number INTEGER PRIMARY KEY,  -- in the order in which the samples enter the state
         id TEXT NOT NULL UNIQUE,
@@ -35,8 +39,8 @@ _SCRIPT = """
         refusal TEXT  -- why the state does not take it; such a sample stays here
     );
     CREATE INDEX samples_label ON samples (label, refusal, number);
-"""
-_VERSION = 1
+    """,
+)
 _MAX_WAITING = 200_000  # samples
 _MAX_BYTES = 4 * 2**30  # of images
 
@@ -91,10 +95,7 @@ class Inbox:
         file = SameFile.create(path)
         with closing(schema.connect(path, write=True)) as database:
             with schema.transaction(database, path):
-                if _version(database, path) == 0:
-                    for statement in schema.statements(_SCRIPT):
-                        database.execute(statement)
-                    database.execute(f"PRAGMA user_version = {_VERSION}")
+                _TABLES.create(database, path)
             yield cls(path, database, file)
 
     def add(self, samples: Sequence[Sample], known: Known) -> list[Receipt]:
@@ -220,15 +221,3 @@ def _digest(sample: Sample) -> bytes:
     digest = hashlib.blake2b(json.dumps([sample.id, sample.label]).encode(), digest_size=16)
     digest.update(sample.image or b"")
     return digest.digest()
-
-
-def _version(database: sqlite3.Connection, path: Path) -> int:
-    """Return the version of an inbox, 0 for an empty file; UserError if the tables are not its own."""
-    [[version]] = schema.query(database, path, "PRAGMA user_version")
-    if version > _VERSION:
-        raise UserError(f"{path} was written by a newer purereplay: upgrade it.")
-    with closing(sqlite3.connect(":memory:")) as own:
-        own.executescript(_SCRIPT if version else "")
-        if schema.declarations(database) != schema.declarations(own):
-            raise UserError(f"{path} is damaged: its tables are not those of an inbox.")
-    return int(version)

@@ -18,7 +18,7 @@ _PAIRS = 10  # pairs of labels with the most wrong samples
 
 
 class Facts(NamedTuple):
-    """What a card tells."""
+    """Facts on a card."""
 
     form: str  # onnx, torch or safetensors
     version: str  # of the classifier
