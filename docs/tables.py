@@ -118,6 +118,7 @@ def _mnist_experts(measure: str) -> Runs:
     return Runs(files=" ".join(f"mnist-full/*-seed-{seed}.json" for seed in (1, 2, 3)), measure=measure)
 
 
+DIGITS_LEARNERS = ["pure-replay", "spr", "crs", "er-ace", "der++", "scr", "er-mkd", "gdumb", "puridiver", "cnll", "aer"]
 NO_CEILING = {"purified_ceiling": 1.0, "admission": "partitioned"}
 PURE_COLUMNS = {
     f"{noise}: {head}": mean(measure, noise, spread=False)
@@ -181,6 +182,23 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
             "Pure Replay, purity of P": Runs(files="pure-replay/cifar10.jsonl", measure="purity"),
         },
         columns=BY_NOISE | NO_NOISE,
+    ),
+    "pure-digits": Table(
+        head="digits, symmetric 40 %, preset demo",
+        rows={name: Runs(files="pure-replay/digits.jsonl", where={"learner": name}) for name in DIGITS_LEARNERS},
+        columns={"accuracy, %": mean("accuracy"), "purity of the memory, %": mean("purity"), "runs": n_runs},
+    ),
+    "pure-digits-validation": Table(
+        head="digits, validation data, seeds 11 to 16",
+        rows={
+            name: Runs(files="pure-replay/digits-validation.jsonl", where={"learner": learner, "changed": changed})
+            for name, learner, changed in (
+                ("pure-replay", "pure-replay", {}),
+                ("without the ceiling", "pure-replay", NO_CEILING),
+                ("spr", "spr", {}),
+            )
+        },
+        columns={"accuracy, %": mean("accuracy"), "purity of the memory, %": mean("purity"), "runs": n_runs},
     ),
     "pure-cifar10-validation": Table(
         head="CIFAR-10, validation data, seed 11, %",
