@@ -60,7 +60,7 @@ Shape = tuple[int, int, int]  # channels, height, width
 # pad: resized with the aspect kept, and filled; exact: refused unless the shape is right, as in former states, where
 # `size` changes the aspect
 Fit = Literal["pad", "exact"]
-_ROWS = 256  # of an image that are composed over white at once
+_ROWS = 32  # of an image that are composed over white at once
 _GREY_MODES = ("1", "L", "LA", "La")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
