@@ -6,7 +6,7 @@ ARG PIP_EXTRA_INDEX_URL
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[web]' \
+RUN pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[web,onnx]' \
     && useradd --uid 1000 --create-home purereplay
 
 USER purereplay

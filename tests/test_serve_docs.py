@@ -141,6 +141,15 @@ def test_the_numbers_of_the_server_are_those_of_the_result_files():
         assert f"| {times} | {training['predict']['requests']:,} | {training['learn']['requests']:,} |" in SERVE
 
 
+def test_the_numbers_of_the_memory_are_those_of_the_result_files():
+    for name, found in result("memory").items():
+        answers = ", ".join(f"{n} × {status}" for status, n in found["statuses"].items())
+        assert f"| {name} | {found['peak_mib']:,} | {answers} |" in SERVE
+        assert found["peak_mib"] < 2000 and set(found["statuses"]) <= {"200", "202", "400", "503"}
+    [before] = result("memory-before").values()
+    assert f"took {before['peak_mib']:,} MiB" in SERVE
+
+
 def test_the_numbers_of_the_export_are_those_of_the_result_file():
     for name, found in result("export").items():
         assert found["largest_difference"] <= 1e-4 and found["other_label"] == 0

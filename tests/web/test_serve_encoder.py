@@ -140,7 +140,8 @@ def test_the_exported_classifier_takes_features(tmp_path, state, form):
     done = export(state, form, tmp_path / "model")
     assert done.check.difference < 1e-4
     card = done.card.read_text()
-    assert "Input `features`: float32 (n, 12)" in card
+    told = "It takes `features`, float32 (n, 12)." if form == "safetensors" else "Input `features`: float32 (n, 12)."
+    assert told in card
     assert "quarters" in card
     if form == "onnx":
         session = pytest.importorskip("onnxruntime").InferenceSession(str(done.model))

@@ -3,6 +3,7 @@
 import io
 import shutil
 import socket
+import threading
 import time
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import torch
 from served_state import asking, encoded, on_a_port, sample
 from tiny_state import items, tiny
 
+from purereplay.live.inbox import Receipt
 from purereplay.nets.engine import Engine
 from purereplay.web import serving, training
 from purereplay.web.snapshots import Snapshots
@@ -103,3 +105,24 @@ def test_a_line_that_a_kill_has_cut_does_not_end_the_thread(tmp_path, monkeypatc
     trainer = Trainer(tmp_path, "cpu", on_model=lambda: None)
     trainer._follow()
     assert trainer.ready.is_set() and trainer.error == "The process that trains ended with code -9."
+
+
+def test_the_status_does_not_wait_for_samples_that_take_long(state, monkeypatch):
+    begun, release = threading.Event(), threading.Event()
+    with asking(state) as (client, made):
+
+        def slow(given):
+            begun.set()
+            release.wait(20)
+            return [Receipt("s90", "stored")]
+
+        monkeypatch.setattr(made.interface.intake, "add", slow)
+        teaching = threading.Thread(target=client.post, args=("/learn",), kwargs={"json": {"samples": [sample(90)]}})
+        teaching.start()
+        assert begun.wait(10)
+        try:
+            monkeypatch.setattr("purereplay.web.gate.ANSWER_SECONDS", 2)
+            assert client.get("/status").status_code == client.get("/metrics").status_code == 200
+        finally:
+            release.set()
+            teaching.join()

@@ -141,3 +141,14 @@ def test_two_images_with_one_id_in_a_request_are_not_mistaken_for_each_other(sta
         assert "another image" in found[0]["error"] and found[1]["result"] == "known"
         found = client.post("/learn", json={"samples": [sample(3), other]}).json()["samples"]
         assert found[0]["result"] == "known" and "another image" in found[1]["error"]
+
+
+def test_a_refused_image_is_not_kept_by_its_refusal(state):
+    with asking(state) as (client, made):
+        client.get("/health")
+        snapshot = made.interface.ready()
+        given, _ = intake.asked_images({"images": ["@", 3, "bm8="]})
+        found = made.interface.intake.reader.inputs(given, snapshot.settings)
+    assert len(found) == 3
+    for reason in (*given[:2], *found):
+        assert isinstance(reason, Exception) and reason.__traceback__ is None and reason.__context__ is None

@@ -81,7 +81,9 @@ class Room:
                     await self._freed.wait()
                 self.left -= n_bytes
         except TimeoutError:
-            raise Problem(503, "Other large requests take all the room.", Connection="close", **_SOON) from None
+            raise Problem(
+                503, "Other large requests take all the room: send it again later.", Connection="close", **_SOON
+            ) from None
         try:
             yield
         finally:

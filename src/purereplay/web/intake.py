@@ -119,16 +119,17 @@ class Reader:
         """Return image files as the classifier takes them, or the reasons for refusal."""
         budget, found = Budget(), list[Any]()
         for image in given:
+            if isinstance(image, Refused):
+                found.append(image)
+                continue
             try:
-                if isinstance(image, Refused):
-                    raise image
                 if self.encoding is None:
                     found.append(self.pixels(image, settings, budget))
                 else:
                     with self._in_turn(budget.spend(image, settings)):
                         found.append(self.encoding.read(image, settings, None))
             except Refused as reason:
-                found.append(reason)
+                found.append(Refused(str(reason)))  # without its traceback, which would keep the images
         if self.encoding is None:
             return found
         images = [each for each in found if not isinstance(each, Refused)]
@@ -180,7 +181,7 @@ def _image(text: object) -> bytes | Refused:
     try:
         return read_image(text)
     except Refused as reason:
-        return reason
+        return Refused(str(reason))
 
 
 def sent_samples(values: dict[str, Any]) -> list[Sample | Receipt]:

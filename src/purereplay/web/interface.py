@@ -58,6 +58,7 @@ class Interface:
         self._decoders = ThreadPoolExecutor(_DECODERS, "decoder")
         self._status: tuple[float, Status] | None = None
         self._reading = asyncio.Lock()
+        self._n_adding = 0  # requests that add samples now
 
     @asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -131,10 +132,13 @@ class Interface:
 
     async def learn(self, request: Request) -> Response:
         given = await read_json(await read_body(request, self.max_bytes), sent_samples)
+        self._n_adding += 1
         try:
             receipts = await self._in_intake(self.intake.add, given)
         except FullInbox as error:
             raise Problem(503, str(error), **{"Retry-After": "60"}) from None
+        finally:
+            self._n_adding -= 1
         self.trainer.look()
         results = [
             {"id": r.id, "error": f"The sample {r.error}."} if r.error is not None else {"id": r.id, "result": r.result}
@@ -163,7 +167,8 @@ class Interface:
         """Return the numbers of the state, at most a second old."""
         async with self._reading:
             if self._status is None or time.monotonic() - self._status[0] > _STATUS_SECONDS:
-                await self._in_intake(self.intake.count)
+                if not self._n_adding:  # otherwise adding counts, and may take long
+                    await self._in_intake(self.intake.count)
                 found = await asyncio.to_thread(_read_status, self.state)
                 self._status = (time.monotonic(), found)
             return self._status[1]

@@ -10,7 +10,7 @@ from PIL import Image
 
 Pixels = NDArray[np.uint8]
 GREY_MODES = ("1", "L", "LA", "La")  # of Pillow
-_ROWS = 256  # of an image that are composed over white at once
+_ROWS = 32  # of an image that are composed over white at once
 
 
 def padded(picture: Image.Image, *, height: int, width: int) -> Image.Image:
