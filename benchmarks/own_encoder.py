@@ -7,7 +7,7 @@
     purereplay predict --state state ten/new --format csv > predicted.csv
     python benchmarks/own_encoder.py --score ten                      # reads audit.csv and predicted.csv
 
-    python benchmarks/own_encoder.py --compare own.onnx --out results/encoders   # all of it, beside pixels, three seeds
+    python benchmarks/own_encoder.py --compare own.onnx lite96.onnx --out results/encoders   # all, beside pixels
 
 The network is the base of SPR in small: a ResNet-18 of a quarter of the width with a 3×3 stem, trained with NT-Xent on
 views of images. Its 128 penultimate features are the encoder's. No label of CIFAR-10 is read. The folder has 500
@@ -138,6 +138,20 @@ def measure(folder: Path, encoder: str, seed: int, place: Path) -> dict[str, Any
     return score(folder, place / "audit.csv", place / "predicted.csv") | {"seconds": round(seconds, 1)}
 
 
+def compare(files: list[Path], seed: int, out: Path) -> None:
+    """Measure pixels and the encoders of ONNX files, the first of them trained here; rows that are kept stay."""
+    path = out / f"own-encoder-seed-{seed}.json"
+    found = json.loads(path.read_text()) if path.exists() else {"seed": seed, "rate": RATE, "rows": {}}
+    own, *others = files
+    encoders = {"pixels": "none", "own encoder": f"onnx:{own}"} | {file.name: f"onnx:{file}" for file in others}
+    for name in [name for name in encoders if name not in found["rows"]]:
+        with tempfile.TemporaryDirectory() as place:
+            write_folder(Path(place) / "images", seed)
+            found["rows"][name] = measure(Path(place) / "images", encoders[name], seed, Path(place))
+        print(seed, name, found["rows"][name], flush=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def _call(*arguments: object) -> str:
     command = [sys.executable, "-m", "purereplay", *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -168,7 +182,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="write CIFAR-100 into this folder")
     parser.add_argument("--seed", type=int, default=1, help="of the wrong labels")
     parser.add_argument("--score", type=Path, help="folder whose audit.csv and predicted.csv are scored")
-    parser.add_argument("--compare", type=Path, help="ONNX file that is compared with pixels")
+    parser.add_argument("--compare", type=Path, nargs="+", help="ONNX files that are compared with pixels")
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated, for --compare")
     parser.add_argument("--out", type=Path, default=Path("results/encoders"), help="folder of the results")
     parser.add_argument("--table", action="store_true", help="print the table of kept results")
@@ -184,14 +198,7 @@ def main() -> None:
         print(table(options.out))
     elif options.compare:
         for seed in map(int, options.seeds.split(",")):
-            rows: dict[str, Any] = {}
-            for name, encoder in (("pixels", "none"), ("own encoder", f"onnx:{options.compare}")):
-                with tempfile.TemporaryDirectory() as place:
-                    write_folder(Path(place) / "images", seed)
-                    rows[name] = measure(Path(place) / "images", encoder, seed, Path(place))
-                print(seed, name, rows[name], flush=True)
-            text = json.dumps({"seed": seed, "rate": RATE, "rows": rows}, indent=1) + "\n"
-            (options.out / f"own-encoder-seed-{seed}.json").write_text(text)
+            compare(options.compare, seed, options.out)
     else:
         parser.error("name one of --train, --folder, --score, --compare and --table")
 

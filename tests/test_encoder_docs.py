@@ -107,3 +107,20 @@ def test_scores_are_those_of_the_audit_and_the_predictions(tmp_path):
     (tmp_path / "predicted.csv").write_text("image,label\nnew/9.png,b\n")
     found = load_benchmark("own_encoder").score(tmp_path, tmp_path / "audit.csv", tmp_path / "predicted.csv")
     assert (found["auroc"], found["accuracy"], found["n_learned"], found["n_new"]) == (0.5, 1.0, 3, 1)
+
+
+def test_the_table_of_the_own_encoder_is_that_of_the_result_files():
+    assert block("own") == load_benchmark("own_encoder").table(RESULTS)
+
+
+def test_the_table_of_imagenet_features_is_that_of_the_result_file_and_the_paper():
+    found = [json.loads(line) for line in (RESULTS / "imagenet-filter.jsonl").read_text().splitlines()]
+    lines = (ROOT / "src/purereplay/paper/numbers.csv").read_text().splitlines()
+    paper = [line.split(",") for line in lines if line.startswith("filtering_imagenet_features,")]
+    rows = block("imagenet").splitlines()[2:]
+    assert len(rows) == 3
+    for row, rate in zip(rows, (0.2, 0.4, 0.6), strict=True):
+        own = [100 * run["filtered_noise"] for run in found if run["noise_rate"] == rate]
+        beside = [float(line[6]) for line in paper if float(line[4]) == rate]  # ImageNet, self-supervised
+        cells = [f"{100 * rate:.0f} %", f"{np.mean(own):.1f} ± {np.std(own, ddof=1):.1f}", *map(str, beside)]
+        assert len(own) == 3 and row == f"| {' | '.join(cells)} |"
