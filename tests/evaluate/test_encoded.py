@@ -120,6 +120,15 @@ def test_a_run_is_known_by_the_digest_of_its_encoder(code, tmp_path):
     assert memory_of(chosen) > 0 and estimate(chosen, prepare(chosen, tmp_path / "b").learner, (1437,)).seconds > 0
 
 
+@pytest.mark.parametrize("on_features", [False, True])
+def test_the_time_of_pure_replay_is_estimated(code, tmp_path, on_features):
+    given = {"dataset": "digits", "learner": "pure-replay", "preset_name": "demo", "device": "cpu"}
+    short = {"base_epochs": "2", "hidden": "16"}
+    chosen = resolve(**given, overrides=short, encoder=name_encoder(code()) if on_features else None)
+    found = estimate(chosen, prepare(chosen, tmp_path / "run").learner, (1437,))
+    assert found.seconds > 0 and "base" in found.seconds_per_step
+
+
 def test_a_run_goes_on_with_its_encoder_alone(code, tmp_path):
     experiment = prepare(settings(code()), tmp_path / "run")
     experiment.learner.observe(experiment.stream.batch(0, 100))

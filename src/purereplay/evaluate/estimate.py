@@ -18,7 +18,7 @@ from purereplay.learners.base import Learner, Report, Workload
 from purereplay.learners.networks import make_backbone
 from purereplay.learners.settings import NetworkSettings
 from purereplay.nets.engine import Engine, equal_share
-from purereplay.nets.jobs import Asks, Job, ListedJob, Result, Trained
+from purereplay.nets.jobs import Asks, Job, JointJob, ListedJob, Result, Trained
 from purereplay.nets.networks import Head, Network, State, is_trained
 
 _SAMPLE_BUFFERS = 6  # about half of a random buffer passes the filter, so P is full by then
@@ -117,6 +117,8 @@ def _sample_jobs(learner: Learner[Report], *, is_vectors: bool) -> dict[str, Job
 
 
 def _extra(job: Job) -> State:
+    if isinstance(job, JointJob):
+        return job.average
     return job.extra if isinstance(job, ListedJob) else {}
 
 
