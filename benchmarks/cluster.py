@@ -115,7 +115,8 @@ def _share_of_memory(pid: int) -> float:
 @contextmanager
 def nodes(n: int, store: int) -> Iterator[str]:
     """A Ray cluster of n nodes with one core each on this machine; yields its address."""
-    os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"})
+    # Ray's workers have niceness 15 by default, and wait for every other process of a busy machine
+    os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": store}
