@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,7 @@ class Watch(threading.Thread):
         self.root = root
         self.seconds: dict[int, float] = {}  # by process
         self.before: dict[int, float] = {}
+        self.names: dict[int, str] = {}
         self.peak = 0.0  # MiB
         self._end = threading.Event()
 
@@ -51,6 +53,7 @@ class Watch(threading.Thread):
         memory = 0.0
         for pid, seconds in _tree(self.root).items():
             self.seconds[pid] = seconds
+            self.names[pid] = _kind(pid) or self.names.get(pid, "command")
             memory += _share_of_memory(pid)
         self.peak = max(self.peak, memory)
 
@@ -58,9 +61,12 @@ class Watch(threading.Thread):
         while not self._end.wait(0.5):
             self.look()
 
-    @property
-    def cpu(self) -> float:
-        return sum(used - self.before.get(pid, 0.0) for pid, used in self.seconds.items())
+    def cpu(self) -> dict[str, float]:
+        """Return the processor seconds of the command, of Ray's workers and of Ray's own processes."""
+        found: Counter[str] = Counter()
+        for pid, used in self.seconds.items():
+            found[self.names[pid]] += used - self.before.get(pid, 0.0)  # type: ignore[assignment]
+        return {name: round(float(seconds), 2) for name, seconds in found.items()}
 
     def end(self) -> None:
         self._end.set()
@@ -87,6 +93,16 @@ def _tree(root: int) -> dict[int, float]:
     return {pid: own for pid, own in seconds.items() if pid != os.getpid() and is_below(pid)}
 
 
+def _kind(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+    if text.startswith("ray::") and "Agent" not in text:
+        return "workers"
+    return "cluster" if "/ray/" in text or text.startswith("ray::") else "command" if "purereplay" in text else ""
+
+
 def _share_of_memory(pid: int) -> float:
     """Return the memory of a process in MiB; pages that several processes share count in parts."""
     try:
@@ -99,7 +115,8 @@ def _share_of_memory(pid: int) -> float:
 @contextmanager
 def nodes(n: int, store: int) -> Iterator[str]:
     """A Ray cluster of n nodes with one core each on this machine; yields its address."""
-    os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"})
+    # Ray's workers have niceness 15 by default, and wait for every other process of a busy machine
+    os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": store}
@@ -112,7 +129,7 @@ def nodes(n: int, store: int) -> Iterator[str]:
         cluster.shutdown()
 
 
-def measured(*arguments: object) -> dict[str, float]:
+def measured(*arguments: object) -> dict[str, Any]:
     """Run a command of purereplay; wall and processor seconds, largest memory, and the load of the machine.
 
     With --cluster the processes of the cluster, which this one has started, are counted too.
@@ -128,11 +145,13 @@ def measured(*arguments: object) -> dict[str, float]:
         raise SystemExit(f"{' '.join(call)} failed.")
     wall = time.perf_counter() - began
     watch.end()
+    cpu = watch.cpu()
     return {
         "wall_seconds": round(wall, 2),
-        "cpu_seconds": round(watch.cpu, 2),
+        "cpu_seconds": round(sum(cpu.values()), 2),
+        "cpu_seconds_by_process": cpu,
         "peak_mib": round(watch.peak),
-        "cpu_seconds_of_others": round(max(0.0, _busy() - busy - watch.cpu), 1),
+        "cpu_seconds_of_others": round(max(0.0, _busy() - busy - sum(cpu.values())), 1),
         "load": round(os.getloadavg()[0], 2),
     }
 

@@ -471,7 +471,7 @@ def test_review_and_report_use_the_features(cli, code, tmp_path):
     found = []
     with Store.reading(state) as store:
         samples = StateSamples(store)
-        assert samples.input(4).shape == (1, 6) and samples.pixels(4).shape[0] == 3
+        assert samples.input(4).shape == (1, 6) and samples.image(4, 128).pixels.shape[0] == 3
         Teacher(samples, ENGINE, found.append, None)._look()
     [opinion] = found
     assert opinion.clean_features.shape[1] == features_of(opinion.classifier, torch.zeros(1, 6)).shape[1]
@@ -489,3 +489,21 @@ def test_the_first_image_of_a_pipe_fixes_the_shape_however_many_arrive_at_once(c
                 session.take(offers[start : start + step])
             shapes.append(session.store.image_settings.shape)
     assert shapes == [(3, 30, 40)] * 2
+
+
+def test_a_large_jpeg_of_a_state_with_an_encoder_is_found_again(code, tmp_path, monkeypatch):
+    """It was decoded at a size that suits the encoder, and is compared at the same one."""
+    from purereplay.live.originals import copy_of, read_shown
+
+    monkeypatch.chdir(tmp_path)
+    for i in range(30):
+        label = list(COLOURS)[i % len(COLOURS)]
+        path = tmp_path / "large" / label / f"{i:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(i, label, (900, 700)).save(path, quality=90)
+    code()
+    (tmp_path / "halves.py").write_text((tmp_path / "halves.py").read_text().replace("size = 16", "size = 224"))
+    learn("large", tmp_path / "state", Wanted(encoder=open_encoder("python:halves:embed")))
+    with Store.reading(tmp_path / "state") as store:
+        for position in (0, 29):
+            assert read_shown(copy_of(store, position), 1024).note == "file, 900 × 700 pixels"

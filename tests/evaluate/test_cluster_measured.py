@@ -1,0 +1,39 @@
+"""The measurements of the cluster: those of the document are those of the result files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = (ROOT / "docs" / "how-to" / "use-a-cluster.md").read_text()
+
+
+def read(name: str):
+    return json.loads((ROOT / "results" / "cluster" / f"{name}.json").read_text())
+
+
+def test_the_cost_of_ray():
+    found = read("overhead")
+    assert found["results_equal_bit_for_bit"] and 50 < found["seconds_of_a_group"] < 120
+    for i, (here, far) in enumerate(zip(found["local"], found["ray"], strict=True)):
+        cells = [
+            f"{here[key]:.0f} s | {far[key]:.0f} s | {100 * found[more][i]:.1f} %"
+            for key, more in (("cpu_seconds", "overhead_cpu"), ("wall_seconds", "overhead_wall"))
+        ]
+        assert f"| {i + 1} | {' | '.join(cells)} |" in TEXT
+    small = read("overhead-small")
+    more = [b["cpu_seconds"] - a["cpu_seconds"] for a, b in zip(small["local"], small["ray"], strict=True)]
+    assert f"{min(more):.1f} to {max(more):.1f} s of processor time per sweep" in TEXT
+    assert small["results_equal_bit_for_bit"]
+
+
+@pytest.mark.parametrize("name", ["filter-1e5", "filter-1e6"])
+def test_the_filter_on_two_nodes(name):
+    found = read(name)
+    far, here = found["ray"], found["local"]
+    assert found["equal_bit_for_bit"] and found["files"] == found["features"] == 64
+    row = (
+        f"| {found['samples']:,} | {far['wall_seconds']:.0f} s | {far['cpu_seconds']:.0f} s | {far['peak_mib']:,} MiB |"
+    )
+    assert f"{row} {far['load']:.0f} | {here['cpu_seconds']:.0f} s | {here['peak_mib']:,} MiB |" in TEXT
