@@ -19,7 +19,7 @@ import torch
 import uvicorn
 from review_page import wait_until
 from starlette.testclient import TestClient
-from tiny_state import picture, png
+from tiny_state import items, picture, png, tiny
 
 from purereplay.nets.engine import Engine
 from purereplay.web.service import Options, Service
@@ -49,6 +49,14 @@ class NoTraining:
 
     def stop(self) -> None:
         pass
+
+
+def judged(folder: Path) -> Path:
+    """Create a state of forty judged samples of three labels, s0 to s39; returns its folder."""
+    with tiny(folder, "full-memory") as session:
+        session.take(items(0, 40))
+        session.work(rest=True)
+    return folder
 
 
 def service(state: Path, port: int = PORT, **options) -> Service:

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from served_state import ADDRESS, asking, encoded, on_a_port, sample
+from served_state import ADDRESS, asking, encoded, judged, on_a_port, sample
 from starlette.testclient import TestClient
 from tiny_state import items, picture, png, tiny
 
@@ -25,12 +25,7 @@ from purereplay.web.snapshots import Snapshots
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    """Forty judged samples of three labels."""
-    folder = tmp_path_factory.mktemp("served") / "state"
-    with tiny(folder, "full-memory") as session:
-        session.take(items(0, 40))
-        session.work(rest=True)
-    return folder
+    return judged(tmp_path_factory.mktemp("served") / "state")
 
 
 @pytest.fixture(scope="module")

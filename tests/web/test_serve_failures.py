@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from served_state import asking, encoded, on_a_port, sample
-from tiny_state import items, tiny
+from served_state import asking, encoded, judged, on_a_port, sample
 
 from purereplay.live.inbox import Receipt
 from purereplay.nets.engine import Engine
@@ -21,11 +20,7 @@ from purereplay.web.training import Trainer
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "state"
-    with tiny(folder, "full-memory") as session:
-        session.take(items(0, 40))
-        session.work(rest=True)
-    return folder
+    return judged(tmp_path_factory.mktemp("served") / "state")
 
 
 def exchange(port: int, request: bytes) -> bytes:

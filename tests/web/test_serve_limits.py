@@ -8,8 +8,8 @@ import urllib.request
 
 import numpy as np
 import pytest
-from served_state import asking, encoded, on_a_port, sample
-from tiny_state import items, picture, png, tiny
+from served_state import asking, encoded, judged, on_a_port, sample
+from tiny_state import picture, png
 
 from purereplay.web import batching, gate, intake
 from purereplay.web.batching import Batcher, Overloaded
@@ -17,11 +17,7 @@ from purereplay.web.batching import Batcher, Overloaded
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "state"
-    with tiny(folder, "full-memory") as session:
-        session.take(items(0, 40))
-        session.work(rest=True)
-    return folder
+    return judged(tmp_path_factory.mktemp("served") / "state")
 
 
 def test_large_requests_wait_for_room_in_the_order_of_arrival(monkeypatch):
