@@ -25,7 +25,11 @@ def test_the_cost_of_ray():
     small = read("overhead-small")
     more = [b["cpu_seconds"] - a["cpu_seconds"] for a, b in zip(small["local"], small["ray"], strict=True)]
     assert f"{min(more):.1f} to {max(more):.1f} s of processor time per sweep" in TEXT
-    assert small["results_equal_bit_for_bit"]
+    one = read("overhead-niceness")
+    assert small["results_equal_bit_for_bit"] and one["results_equal_bit_for_bit"] and one["overhead_cpu"][0] < 0.05
+    here, far = one["local"][0]["cpu_seconds"], one["ray"][0]["cpu_seconds"]
+    told = f"{here:.0f} s of processor time locally and {far:.0f} s on Ray, {100 * one['overhead_cpu'][0]:.1f} % more"
+    assert told in " ".join(TEXT.split())
 
 
 @pytest.mark.parametrize("name", ["filter-1e5", "filter-1e6"])
