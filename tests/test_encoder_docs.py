@@ -124,3 +124,16 @@ def test_the_table_of_imagenet_features_is_that_of_the_result_file_and_the_paper
         beside = [float(line[6]) for line in paper if float(line[4]) == rate]  # ImageNet, self-supervised
         cells = [f"{100 * rate:.0f} %", f"{np.mean(own):.1f} ± {np.std(own, ddof=1):.1f}", *map(str, beside)]
         assert len(own) == 3 and row == f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_runs_on_features_is_that_of_the_result_file():
+    found = [json.loads(line) for line in (RESULTS / "runs.jsonl").read_text().splitlines()]
+    for row in block("runs").splitlines()[2:]:
+        learner = row.split("|")[1].strip()
+        own = [run for run in found if run["learner"] == learner]
+        assert {run["encoder"]["text"] for run in own} == {"onnx:lite96.onnx"} and {run["budget"] for run in own} == {
+            0.02
+        }
+        values = [[100 * run[name] for run in own] for name in ("accuracy", "filtered_noise", "auroc")]
+        cells = [f"{np.mean(own):.1f} ± {np.std(own, ddof=1):.1f}" for own in values]
+        assert row == f"| {' | '.join([learner, *cells, str(len(own))])} |"

@@ -157,6 +157,10 @@ def test_an_onnx_file_is_found_again_by_itself(tmp_path, monkeypatch):
     chosen = settings(f"onnx:{write_onnx(tmp_path / 'm.onnx')}")
     monkeypatch.setattr(encoded, "_named", {})
     assert load(chosen).images.shape == (1437, 3, 1, 1)
+    experiment = prepare(chosen, tmp_path / "run")
+    result = drive(experiment.running(), experiment.engine)
+    assert result["encoder"]["text"] == "onnx:m.onnx"  # a result may be given away: no folder of this machine
+    assert result_key(result) == run_key(chosen)
 
 
 def test_a_sweep_with_an_encoder(cli, code, tmp_path):

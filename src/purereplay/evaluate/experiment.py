@@ -213,7 +213,7 @@ class Experiment:
             **_named_options(s),
             "options": asdict(s.options),
             "features_digest": self.data_digests[FEATURES],
-            "encoder": None if s.encoder is None else s.encoder._asdict(),
+            "encoder": None if s.encoder is None else s.encoder._replace(text=s.encoder.name)._asdict(),
             "numbers_version": tasks_version(s.dataset, s.noise, s.episode),
             "preset": s.preset,
             "budget": s.budget,
