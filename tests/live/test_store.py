@@ -4,7 +4,8 @@ import json
 import resource
 import shutil
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -411,3 +412,25 @@ def test_tensors_are_restored_exactly(state):
         current = session.store.current()
         tensors, again = session.learner.state(), session.store.tensors(current)
     assert tensors.keys() == again.keys() and all(torch.equal(tensors[n], again[n]) for n in tensors)
+
+
+def test_a_commit_between_two_statements_of_a_reader_is_no_damage(tmp_path):
+    """The number of a commit and that of its samples are read at one moment: another process may commit after it."""
+    state = tmp_path / "state"
+
+    class Slow:
+        """Reads a database, and another process commits after each statement."""
+
+        def __init__(self, database, commit) -> None:
+            self.database, self.commit = database, commit
+
+        def execute(self, *statement):
+            rows = self.database.execute(*statement).fetchall()
+            self.commit()
+            return SimpleNamespace(fetchone=lambda: rows[0] if rows else None, fetchall=lambda: rows)
+
+    with tiny(state, "full-memory") as session, closing(schema.connect(state / "state.sqlite", write=False)) as reader:
+        session.take(items(0, 5))
+        before, more = digests.newest_commit(reader), iter(range(5, 100))
+        found = digests.newest_commit(Slow(reader, lambda: session.take([items(i := next(more), i + 1)[0]])))
+    assert found == before and found.n_samples == 5

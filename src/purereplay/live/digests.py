@@ -89,19 +89,26 @@ def record_commit(database: sqlite3.Connection) -> Commit:
 
 
 def newest_commit(database: sqlite3.Connection) -> Commit:
-    """Return the newest commit as it is recorded."""
-    found, samples = recorded(database, _COMMITS), recorded(database, "samples")
-    if found is None or samples is None:
+    """Return the newest commit as it is recorded; one statement, since another process may commit after it."""
+    rows = database.execute("SELECT name, n, digest FROM digests WHERE name IN (?, 'samples')", [_COMMITS]).fetchall()
+    found = {name: _tally(n, digest) for name, n, digest in rows}
+    commits, samples = found.get(_COMMITS), found.get("samples")
+    if commits is None or samples is None:
         return Commit()
-    return Commit(found.n, f"{found.total:0{2 * _BYTES}x}", samples.n)
+    return Commit(commits.n, f"{commits.total:0{2 * _BYTES}x}", samples.n)
 
 
 def recorded(database: sqlite3.Connection, name: str) -> Tally | None:
     """Return the saved digest of a table; None if there is none."""
     row = database.execute("SELECT n, digest FROM digests WHERE name = ?", [name]).fetchone()
-    if row is None or not isinstance(row[0], int) or not isinstance(row[1], bytes):
+    return None if row is None else _tally(*row)
+
+
+def _tally(n: object, digest: object) -> Tally | None:
+    """Return a saved digest; None if it is damaged."""
+    if not isinstance(n, int) or not isinstance(digest, bytes):
         return None
-    return Tally(row[0], int.from_bytes(row[1], "little"))
+    return Tally(n, int.from_bytes(digest, "little"))
 
 
 def damage(database: sqlite3.Connection, tables: Iterable[str]) -> str | None:
