@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from purereplay import BetaMixture, SelfCenteredFilter, clean_probability
-from purereplay.cli.live import filter_
+from purereplay.cli.filtering import filter_
 from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, FilterOptions
 
 
