@@ -1,4 +1,4 @@
-"""An encoder of one's own: trained without labels on CIFAR-10 by this project's engine, used on CIFAR-100.
+"""An encoder made by this project itself: trained on CIFAR-10 without labels, used on CIFAR-100.
 
     python benchmarks/own_encoder.py --train own.onnx                 # a small ResNet, self-supervised, as an ONNX file
     python benchmarks/own_encoder.py --folder ten                     # CIFAR-100 as a folder, 40 % of the labels wrong

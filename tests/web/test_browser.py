@@ -232,7 +232,7 @@ def test_decisions_that_were_not_sent(browser, served, state):
     reload_with("outbox-of-another-state", "drop", "a1")
     assert tab.export() == {}
     reload_with(own, "nonsense", "a2")
-    wait_until(lambda: "decision that is none of" in tab.text("problem"), 20)
+    wait_until(lambda: "unknown decision" in tab.text("problem"), 20)
     reload_with(own, "keep", "a3")
     assert len(tab.export()) == 1
     tab.context.close()

@@ -278,7 +278,7 @@ def test_a_label_with_too_few_samples_is_not_certain(tmp_path):
             for one in some[-2:]:
                 assert one["clean"] is None and not one["accepted"] and not one["agrees"]
                 assert one["suggested"] != "rare" and one["near"]["given"] == []
-            assert all(one["buffer"] is None for one in some)  # there are none
+            assert all(one["buffer"] is None for one in some)  # this learner has no buffers
             assert [one["name"] for one in page.next(60, verdict="unjudged")] == ["r0", "r1"]
             assert len(page.next(60, verdict="accepted")) + len(page.next(60, verdict="rejected")) == 40
             found = page.post("status").json()["statistics"]

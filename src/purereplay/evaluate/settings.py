@@ -259,7 +259,7 @@ def read_settings(values: dict[str, Any]) -> RunSettings:
 
 
 def read_encoder(values: dict[str, Any] | None) -> EncoderFacts | None:
-    """Return the encoder of a saved run or result; UserError if it is none."""
+    """Return the encoder of a saved run or result, None if it has no encoder; UserError if the entry is damaged."""
     if values is None:
         return None
     if set(values) != set(_ENCODER):

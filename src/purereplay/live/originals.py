@@ -71,8 +71,8 @@ def copy_of(store: Store, position: int) -> Copy:
     """Return the copy of a sample; the database is not needed after that."""
     [row] = store.rows([position])
     moved = store.one("SELECT id FROM moves WHERE position = ?", [position])
-    names = [row.id] if moved is None else [str(moved[0])]
-    return Copy(row.pixels, [(Path(root), name) for root in roots(store) for name in names], store.image_settings)
+    name = row.id if moved is None else str(moved[0])
+    return Copy(row.pixels, [(Path(root), name) for root in roots(store)], store.image_settings)
 
 
 def read_shown(copy: Copy, size: int) -> Shown:

@@ -26,7 +26,7 @@ class Tile(NamedTuple):
 
     pixels: NDArray[np.uint8]  # (C, H, W)
     label: str
-    probability: float | str  # of being clean; a text where there is none
+    probability: float | str  # of being clean; or a text, such as "not judged"
     title: str = ""
     is_wrong: bool = False
 

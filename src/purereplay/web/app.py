@@ -241,7 +241,7 @@ class Server:
             if type(number) is not int or not self.desk.has(number):
                 raise Refused("names a sample that is not here")
             if kind not in _KINDS:
-                raise Refused(f"has a decision that is none of {', '.join(_KINDS)}")
+                raise Refused(f"has an unknown decision: it must be one of {', '.join(_KINDS)}")
             if one.get("name") not in (None, *self.desk.samples.names([number])):
                 raise Refused("names a sample that is another one here")
             decisions.append((number, kind, label if kind == "label" else None))
@@ -346,9 +346,9 @@ def _filter(values: Any) -> Filter:
     if not all(type(value) is kinds[name] for name, value in chosen.items()):
         raise Refused("has a filter of the wrong type")
     if chosen.get("decision", "open") not in _CHOICES:
-        raise Refused(f"has a filter by decision that is none of {', '.join(_CHOICES)}")
+        raise Refused(f"has an unknown filter by decision: it must be one of {', '.join(_CHOICES)}")
     if chosen.get("verdict", "accepted") not in _VERDICTS:
-        raise Refused(f"has a filter by verdict that is none of {', '.join(_VERDICTS)}")
+        raise Refused(f"has an unknown filter by verdict: it must be one of {', '.join(_VERDICTS)}")
     return Filter(**chosen)
 
 

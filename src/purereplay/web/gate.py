@@ -82,16 +82,16 @@ class Room:
                 self.left -= n_bytes
         except TimeoutError:
             raise Problem(
-                503, "Other large requests take all the room: send it again later.", Connection="close", **_SOON
+                503,
+                "Other large requests take all the room: send it again later.",
+                Connection="close",
+                **{"Retry-After": "5"},
             ) from None
         try:
             yield
         finally:
             self.left += n_bytes
             self._freed.set()
-
-
-_SOON = {"Retry-After": "5"}
 
 
 class Gate:
@@ -181,7 +181,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 async def read_json(content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `read` makes of a JSON object, in a thread if it is large; Problem if it is none."""
+    """Parse a JSON object and return what `read` makes of it, in a thread if it is large; Problem if it is not JSON."""
     if content.count(b",") >= MAX_VALUES:
         raise Problem(400, f"The request has more than {MAX_VALUES:,} values: send fewer, or tensors as binary data.")
     if len(content) < _LARGE:

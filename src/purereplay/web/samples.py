@@ -196,7 +196,7 @@ class AuditSamples(Samples):
 
 
 def _audit_rows(audit: Path) -> list[dict[str, str]]:
-    """Return the rows of an audit file; UserError if it is none."""
+    """Return the rows of an audit file; UserError if it is another kind of file."""
     with readable(audit), open_csv(audit, errors="surrogateescape") as table:
         rows = iter(table)
         header = next(rows, [])
