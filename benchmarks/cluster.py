@@ -47,6 +47,7 @@ class Watch(threading.Thread):
         self.before: dict[int, float] = {}
         self.names: dict[int, str] = {}
         self.peak = 0.0  # MiB
+        self.largest: dict[str, float] = {}  # MiB of the largest process of each kind
         self._end = threading.Event()
 
     def look(self) -> None:
@@ -54,7 +55,9 @@ class Watch(threading.Thread):
         for pid, seconds in _tree(self.root).items():
             self.seconds[pid] = seconds
             self.names[pid] = _kind(pid) or self.names.get(pid, "command")
-            memory += _share_of_memory(pid)
+            own, kind = _share_of_memory(pid), self.names[pid]
+            memory += own
+            self.largest[kind] = max(self.largest.get(kind, 0.0), own)
         self.peak = max(self.peak, memory)
 
     def run(self) -> None:
@@ -151,6 +154,7 @@ def measured(*arguments: object) -> dict[str, Any]:
         "cpu_seconds": round(sum(cpu.values()), 2),
         "cpu_seconds_by_process": cpu,
         "peak_mib": round(watch.peak),
+        "peak_mib_of_one_process": {kind: round(memory) for kind, memory in watch.largest.items()},
         "cpu_seconds_of_others": round(max(0.0, _busy() - busy - sum(cpu.values())), 1),
         "load": round(os.getloadavg()[0], 2),
     }

@@ -32,7 +32,7 @@ def test_the_cost_of_ray():
     assert told in " ".join(TEXT.split())
 
 
-@pytest.mark.parametrize("name", ["filter-1e5", "filter-1e6"])
+@pytest.mark.parametrize("name", ["filter-1e5", "filter-1e6", "filter-1e7"])
 def test_the_filter_on_two_nodes(name):
     found = read(name)
     far, here = found["ray"], found["local"]
@@ -41,3 +41,11 @@ def test_the_filter_on_two_nodes(name):
         f"| {found['samples']:,} | {far['wall_seconds']:.0f} s | {far['cpu_seconds']:.0f} s | {far['peak_mib']:,} MiB |"
     )
     assert f"{row} {far['load']:.0f} | {here['cpu_seconds']:.0f} s | {here['peak_mib']:,} MiB |" in TEXT
+
+
+def test_the_memory_of_the_cluster_grows_less_than_the_local_one():
+    small, large = read("filter-1e6"), read("filter-1e7")
+    far, here = (large[where]["peak_mib"] / small[where]["peak_mib"] for where in ("ray", "local"))
+    text = " ".join(TEXT.split())
+    assert far < 2 and f"take {far:.1f} times the memory on the cluster and {here:.1f} times locally" in text
+    assert f"had {large['ray']['peak_mib_of_one_process']['workers']:,} MiB" in text
