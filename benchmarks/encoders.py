@@ -114,8 +114,9 @@ def features_of(images: Any, encoder: str) -> NDArray[np.float32]:
 def write_features(path: Path, data: str, encoder: str) -> None:
     """Write the features of all training images of a dataset, in its order."""
     from purereplay.data.datasets import load
+    from purereplay.evaluate import encoded
 
-    np.savez(path, features=features_of(np.moveaxis(load(data).images, 1, -1), encoder))
+    encoded.write_features(path, load(data), encoded.name_encoder(encoder))
 
 
 def directions(seed: int, encoder: str, sizes: tuple[int, ...] = (150, 500, 2000)) -> list[dict[str, Any]]:

@@ -2,26 +2,33 @@
 
 import csv
 import io
+import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from purereplay.cli.app import app
+from purereplay.data.encoders import EncoderFacts
+from purereplay.data.features import read_encoder_name, read_rows, write_rows
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.identity import run_key
 from purereplay.evaluate.rates import Rates
+from purereplay.evaluate.records import by_key
 from purereplay.evaluate.settings import resolve
 from purereplay.evaluate.store import Store
 from purereplay.paper import cells, figures, reproduce
-from purereplay.paper.cells import Choice, table_cells
+from purereplay.paper.beside import beside
+from purereplay.paper.cells import Choice, encoder_name, our_cells, our_results, table_cells
 from purereplay.paper.figures import FIGURES, figure_runs, top_three
 from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
 from purereplay.paper.reproduce import coverage, missing_runs, ordered_plan, wanted
 from purereplay.report.table_text import table_text
+from small_onnx import write_onnx
 
 ROOT = Path(__file__).parent.parent.parent
 SYMMETRIC = Column("symmetric", 0.4)
@@ -40,9 +47,9 @@ def ask(*names: str, cells: str = "", seeds: tuple[int, ...] = (1, 2, 3), **choi
 def test_every_number_of_the_paper_is_a_cell_with_runs():
     found = [cell for table in paper_tables() for cell in table_cells(table)]
     assert len(found) == 782
-    assert all(cell.runs or "file" in cell.why_not for cell in found)
+    assert all(cell.runs for cell in found)
     assert {cell.dataset for cell in found} == {"mnist", "cifar10", "cifar100", "webvision14"}
-    assert sum(not cell.runs for cell in found) == 3  # ImageNet features without a file
+    assert sum("--encoder or --features-file" in cell.why_not for cell in found) == 3
 
 
 def test_features_of_the_user_fill_their_table():
@@ -50,8 +57,56 @@ def test_features_of_the_user_fill_their_table():
     table = paper_table("filtering_imagenet_features", "cifar10")
     [cell] = [c for c in table_cells(table, choice) if c.method == "ImageNet pretrained" and c.column == SYMMETRIC]
     assert cell.runs[0].features_file == "f.npz" and cell.runs[0].options.features == "file"
-    other = choice._replace(features_digest="def")
-    assert cell.keys(choice) != cell.keys(other)
+    result = {
+        "dataset": "cifar10", "noise": "symmetric", "noise_rate": 0.4, "learner": "self-centered-filter", "seed": 1,
+        "options": asdict(cell.runs[0].options), "features_digest": "abc", "filtered_noise": 0.5,
+    }  # fmt: skip
+    named = result | {"features_digest": "def", "features_encoder": {"name": "onnx:n.onnx", "digest": "123"}}
+    finished = by_key([result, named])
+    assert len(finished) == 2  # of other features: another run
+
+    def found(**own):
+        return our_results([cell], finished, Choice(**own))[0][1]
+
+    assert found(features_file="f.npz", features_digest="abc") == {1: result}
+    assert found() == {1: named}  # the encoder is known
+    assert found(encoder=EncoderFacts("onnx:/a/n.onnx", "123", 4, 8)) == {1: named}
+    assert found(encoder=EncoderFacts("onnx:/a/n.onnx", "456", 4, 8)) == {}
+    assert encoder_name([cell], finished) == "onnx:n.onnx" and encoder_name([cell], finished, choice) == "f.npz"
+    [_, line] = beside(table, our_cells([cell], finished), encoder_name([cell], finished))
+    assert line == ["ImageNet pretrained: onnx:n.onnx", "– (-9.0)", "50.0 (-7.0, better)", "– (3.0)"]
+
+
+def test_an_encoder_fills_the_table_of_imagenet_features_by_one_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    table = paper_table("filtering_imagenet_features", "cifar10")._replace(dataset="digits")
+    monkeypatch.setattr(reproduce, "paper_tables", lambda: [table])
+    monkeypatch.setattr(cells, "resolve", lambda **given: _small(resolve(**given)))
+    encoder = f"onnx:{write_onnx(tmp_path / 'm.onnx')}"
+    options = ["--store", str(tmp_path / "s"), "--sources", "", "--device", "cpu", "--seeds", "1,2"]
+    asked = ["filtering_imagenet_features", *options, "--cells", "*/ImageNet*"]
+    assert "needs --encoder or --features-file" in call(*asked, "--list")
+    assert "6 runs" in call(*asked, "--encoder", encoder, "--dry-run") and not (tmp_path / "s").exists()
+    out = call(*asked, "--encoder", encoder)
+    assert "6 missing runs" in out and "3 of 3 cells measured; seeds 1 to 2" in out
+    assert "ImageNet pretrained: onnx:m.onnx" in out
+    for more in ([], ["--encoder", encoder]):  # the results count, whoever asks
+        assert "0 missing runs" in (again := call(*asked, *more)) and "ImageNet pretrained: onnx:m.onnx" in again
+    lines = [json.loads(line) for line in (tmp_path / "s" / "results.jsonl").read_text().splitlines()]
+    assert {line["features_encoder"]["name"] for line in lines} == {"onnx:m.onnx"} and len(lines) == 6
+    with pytest.raises(UserError, match=r"both give features: leave one of them out\."):
+        call(*asked, "--encoder", encoder, "--features-file", str(next((tmp_path / "s").glob("features-*.npz"))))
+
+
+def test_a_file_of_features_says_what_made_it(tmp_path):
+    path = tmp_path / "f.npz"
+    write_rows(path, np.ones((2, 3), np.float32), "onnx:a.onnx", "123")
+    assert read_encoder_name(path) == ("onnx:a.onnx", "123") and read_rows(path).shape == (2, 3)
+    np.savez(path, features=np.ones((2, 3)))
+    assert read_encoder_name(path) is None
+    np.savez(path, features=np.ones((2, 3)), encoder=np.ones(2))
+    with pytest.raises(UserError, match=r"arrays encoder and encoder_digest in .* must each hold one text\."):
+        read_encoder_name(path)
 
 
 def test_the_list_counts_every_cell_once(kept):
@@ -171,7 +226,7 @@ def digits(monkeypatch):
 
 
 def _small(run):
-    options = {"hidden": 8} | ({"finetune_epochs": 1} if run.learner == "spr" else {})
+    options = {"hidden": 8} | ({"finetune_epochs": 1} if "finetune_epochs" in asdict(run.options) else {})
     return replace(run, options=replace(run.options, **options))
 
 

@@ -131,7 +131,7 @@ def run_settings(
         device=device,
         precision=precision,
         features_file=features_file,
-        encoder=_named_encoder(encoder),
+        encoder=named_encoder(encoder),
         validation=validation,
         evaluate=evaluate,
     )
@@ -151,7 +151,8 @@ def _resolve(
     )
 
 
-def _named_encoder(text: str | None) -> EncoderFacts | None:
+def named_encoder(text: str | None) -> EncoderFacts | None:
+    """Open the encoder that the user names; None if there is none."""
     if text in (None, "none"):
         return None
     from purereplay.evaluate.encoded import name_encoder
@@ -185,7 +186,7 @@ def sweep_settings(out: Path, values: dict[str, Any]) -> dict[Path, RunSettings]
     parameters = inspect.signature(run_settings).parameters
     kinds = get_type_hints(run_settings)
     single = {name: values[name] for name in _SINGLE if name != "set_"}
-    single["encoder"] = _named_encoder(values["encoder"])
+    single["encoder"] = named_encoder(values["encoder"])
     settings = overrides(values["set_"], robust=values["robust"], filter=values["filter_"], graphs=values["graphs"])
     own = ("robust", "filter_", "graphs", *_SINGLE)
     lists = {name: values[name] or "" for name in parameters if name not in own}

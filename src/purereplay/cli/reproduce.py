@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purereplay.cli.app import Device, app
-from purereplay.cli.options import Cluster, Evaluate, Precision
+from purereplay.cli.options import Cluster, Evaluate, Precision, named_encoder
 from purereplay.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,6 +52,13 @@ def reproduce(
     features_file: Annotated[
         Path | None, typer.Option(help="npz file of ImageNet features, for the table filtering_imagenet_features.")
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Encoder trained on ImageNet that makes these features: onnx:FILE, torch:FILE, "
+            "python:MODULE:FUNCTION, timm:NAME, hf:NAME or none."
+        ),
+    ] = None,
     evaluate: Evaluate = "tasks",
     group_size: Annotated[int, typer.Option(help="Runs that train in lockstep.")] = 15,
     cluster: Cluster = None,
@@ -82,7 +89,10 @@ def reproduce(
     if not (budget > 0 and group_size > 0 and (minutes is None or minutes > 0)):
         raise UserError("--budget, --group-size and --minutes must be more than 0.")
     far = cluster is not None and device == "cuda"  # this machine may have no GPU
-    choice = Choice(budget, "cpu" if far else device, precision, *_features(features_file), evaluate)
+    if features_file is not None and encoder not in (None, "none"):
+        raise UserError("--encoder and --features-file both give features: leave one of them out.")
+    features = *_features(features_file), named_encoder(encoder)
+    choice = Choice(budget, "cpu" if far else device, precision, *features, evaluate)
     patterns = [] if cells is None else [p.strip() for p in cells.split(",")]
     ask = wanted(names or [], patterns, _seeds(seeds), choice)
     if patterns and not any(ask.cells(table) for table in ask.tables) and not ask.figures:
@@ -97,6 +107,7 @@ def reproduce(
         _show_coverage(ask, kept)
     else:
         if not show:
+            ask = _with_features(ask, kept)
             _compute(ask, kept, group_size, minutes, cluster, far=far)
             _compute_densities(ask, kept)
         _show_results(ask, kept, form, out or store)
@@ -116,6 +127,29 @@ def _features(path: Path | None) -> tuple[str | None, str | None]:
     from purereplay.evaluate.preparation import features_digest
 
     return str(path), features_digest(path)
+
+
+def _with_features(ask: Wanted, store: Store) -> Wanted:
+    """Return what is asked for with a file of the encoder's features, which is made if a missing run needs it."""
+    from purereplay.data.datasets import load
+    from purereplay.evaluate.encoded import write_features
+    from purereplay.evaluate.preparation import features_digest
+    from purereplay.paper.reproduce import missing_runs
+    from purereplay.report.terminal import loading_bars, progress_bars
+
+    choice = ask.choice
+    runs = [m.settings for m in missing_runs(ask, store).values() if m.settings.features_file is not None]
+    if choice.encoder is None or not runs:
+        return ask
+    [dataset] = {run.dataset for run in runs}
+    path = store.folder / f"features-{dataset}-{choice.encoder.digest[:16]}.npz"
+    if not path.exists():
+        store.make()
+        with progress_bars() as bars:
+            progress = loading_bars(bars)
+            write_features(path, load(dataset, progress=progress), choice.encoder, progress)
+    made = choice._replace(features_file=str(path), features_digest=features_digest(path))
+    return ask._replace(choice=made)
 
 
 def _show_coverage(ask: Wanted, store: Store) -> None:

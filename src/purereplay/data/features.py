@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from purereplay.data.csv_files import BadRow, CsvRows, open_csv
+from purereplay.data.files import whole_file
 from purereplay.data.labels import is_missing, plain_value
 from purereplay.data.memory import check_contents, check_samples
 from purereplay.data.parquet import MAX_NAME, Columns, read_parquet
@@ -30,6 +31,7 @@ from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 SUFFIXES = (".npz", ".csv", ".parquet")
+_OF_ENCODER = ("encoder", "encoder_digest")  # arrays with one text each, in a file that says what made it
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _LINES = 4096  # lines of a CSV file parsed at a time
 _MAGIC = b"\x93NUMPY"
@@ -91,6 +93,24 @@ def read_rows(path: Path) -> NDArray[Any]:
         rows = np.ascontiguousarray(features, np.float64 if features.dtype == np.float64 else np.float32)
     _check_matrix(path, rows, lambda row: f"row {row}")
     return rows
+
+
+def read_encoder_name(path: Path) -> tuple[str, str] | None:
+    """Return name and digest of the encoder that made an npz file of features, or None if the file does not say it."""
+    with _reading(path):
+        found = _load_arrays(path, lambda names: [name if name in names else None for name in _OF_ENCODER])
+    if found[0] is None:
+        return None
+    texts = ["" if array is None else array for array in found]
+    if any(np.ndim(text) or np.asarray(text).dtype.kind != "U" for text in texts):
+        raise UserError(f"The arrays {' and '.join(_OF_ENCODER)} in {path} must each hold one text.")
+    return str(texts[0]), str(texts[1])
+
+
+def write_rows(path: Path, features: NDArray[Any], encoder: str, digest: str) -> None:
+    """Write features (n, d) as an npz file that names the encoder which made them."""
+    with whole_file(path) as part, part.open("wb") as file:
+        np.savez(file, features=features, encoder=np.array(encoder), encoder_digest=np.array(digest))
 
 
 def read_named(path: Path, progress: Progress | None = None) -> tuple[NDArray[Any], list[Hashable]]:

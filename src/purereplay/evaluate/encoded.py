@@ -8,10 +8,16 @@ from the cache of encoders if the images were encoded before.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
 
 from purereplay.data.datasets import Dataset
 from purereplay.data.encoders import CheckedEncoder, EncoderFacts, as_encoder, check_same, reopen
 from purereplay.data.encoders.arrays import embedded
+from purereplay.data.features import write_rows
 from purereplay.data.progress import Progress
 from purereplay.errors import InputError, UserError
 from purereplay.learners.recorded import fit_scale
@@ -40,12 +46,25 @@ def encode(dataset: Dataset, facts: EncoderFacts, progress: Progress | None = No
     encoder = _named.get(facts.digest) or reopen(facts.text, facts.digest, "The run")
     if not isinstance(encoder, CheckedEncoder):
         raise UserError(f"The encoder {facts.text} holds features of files, which a run does not read.")
-    parts = []
-    for images in (dataset.images, dataset.test_images):
-        try:
-            parts.append(embedded(encoder, list(images), progress).double()[:, :, None, None])
-        except InputError as error:
-            raise UserError(str(error).replace(" of X ", f" of {dataset.info.name} ", 1)) from None
+    parts = [
+        _embedded(encoder, images, dataset, progress).double()[:, :, None, None]
+        for images in (dataset.images, dataset.test_images)
+    ]
     scale = fit_scale(parts[0])
     training, test = (scale.apply(part).numpy() for part in parts)
     return replace(dataset, images=training, test_images=test)
+
+
+def write_features(path: Path, dataset: Dataset, facts: EncoderFacts, progress: Progress | None = None) -> None:
+    """Write the features of all training images, in the dataset's order, as a file for `--features-file`."""
+    features = _embedded(_named[facts.digest], dataset.images, dataset, progress)
+    write_rows(path, features.numpy(), facts.name, facts.digest)
+
+
+def _embedded(
+    encoder: CheckedEncoder, images: NDArray[Any], dataset: Dataset, progress: Progress | None
+) -> torch.Tensor:
+    try:
+        return embedded(encoder, list(images), progress)
+    except InputError as error:
+        raise UserError(str(error).replace(" of X ", f" of {dataset.info.name} ", 1)) from None

@@ -27,7 +27,15 @@ from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.judge import Judge, Line, summary
 from purereplay.evaluate.kinds import COUNT, FLAG, NUMBER, OBJECT, TEXT, Kind, check_values, object_of, or_null
-from purereplay.evaluate.preparation import FEATURES, data_digests, load, make_data_spec, make_learner, make_stream
+from purereplay.evaluate.preparation import (
+    FEATURES,
+    data_digests,
+    features_encoder,
+    load,
+    make_data_spec,
+    make_learner,
+    make_stream,
+)
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings, changed_options, decisive_settings
 from purereplay.learners import registry
@@ -64,6 +72,7 @@ class Experiment:
     workload: Workload
     data_digests: dict[str, str | None]  # of all data that enter the numbers; None: there are none of this kind
     limits: Limits  # of labels and indices in the learner's state
+    features_encoder: dict[str, str] | None = None  # name and digest of what made the user's own features, if known
     position: int = 0  # samples of the stream taken so far
     finished: bool = False  # whether the end of the stream was passed to the learner
     n_ended: int = 0  # task ends passed to the learner, if it wants them
@@ -213,6 +222,7 @@ class Experiment:
             **_named_options(s),
             "options": asdict(s.options),
             "features_digest": self.data_digests[FEATURES],
+            "features_encoder": self.features_encoder,
             "encoder": None if s.encoder is None else s.encoder._replace(text=s.encoder.name)._asdict(),
             "numbers_version": tasks_version(s.dataset, s.noise, s.episode),
             "preset": s.preset,
@@ -264,6 +274,7 @@ def prepare(
         workload=count_steps(settings, stream.task_ends),
         data_digests=data_digests(dataset, data.features),
         limits=Limits(data.n_classes, data.n_samples),
+        features_encoder=features_encoder(settings),
     )
     if locks is not None:
         locks.enter_context(experiment.run.locked())

@@ -39,6 +39,7 @@ RESULT: dict[str, Kind] = {  # results of earlier versions have fewer values
     "changed": OBJECT,
     "options": OBJECT,
     "features_digest": or_null(TEXT),
+    "features_encoder": or_null(object_of(TEXT)),
     "encoder": or_null(OBJECT),
     "numbers_version": POSITIVE_COUNT,
     "preset": TEXT,

@@ -22,7 +22,7 @@ from purereplay.data import datasets
 from purereplay.data.batch import Batch
 from purereplay.data.datasets import Dataset
 from purereplay.data.episodes import tasks_for
-from purereplay.data.features import read_rows
+from purereplay.data.features import read_encoder_name, read_rows
 from purereplay.data.files import disk_errors, write_whole
 from purereplay.data.progress import Progress
 from purereplay.data.streams import Stream
@@ -101,6 +101,12 @@ def data_digests(dataset: Dataset, features: torch.Tensor | None) -> dict[str, s
 def features_digest(path: Path) -> str:
     """Return the digest of a file of the user's own features, as in a run's result."""
     return _former_digest(torch.from_numpy(read_rows(path)))
+
+
+def features_encoder(settings: RunSettings) -> dict[str, str] | None:
+    """Return name and digest of the encoder that made the user's own features, if their file says it."""
+    found = None if settings.features_file is None else read_encoder_name(Path(settings.features_file))
+    return None if found is None else dict(zip(("name", "digest"), found, strict=True))
 
 
 def _digest(values: NDArray[Any] | None) -> str | None:

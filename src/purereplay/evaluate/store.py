@@ -60,7 +60,7 @@ class Store:
         if key is None or (key in self.richest and richness(self.richest[key]) >= richness(result)):
             return
         line = json.dumps(result | {"digest": result_digest(result)}, allow_nan=False)
-        self._make()
+        self.make()
         start = "\n" if self._ends_torn() else ""
         self.own.append(RESULTS, f"{start}{line}\n".encode())
         self.own.sync(RESULTS)
@@ -85,18 +85,19 @@ class Store:
 
     def write(self, name: str, values: Result) -> None:
         """Write a JSON file beside the results, such as the plan of the runs to compute."""
-        self._make()
+        self.make()
         self.own.write(name, json_bytes(values))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the store against other processes that compute runs for it."""
-        self._make()
+        self.make()
         busy = f"Another process computes runs for {self.folder}: wait until it ends, or choose another --store."
         with held(self.folder / ".lock", busy):
             yield
 
-    def _make(self) -> None:
+    def make(self) -> None:
+        """Make the folder, unless it exists."""
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.own.make("runs")

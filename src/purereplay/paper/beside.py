@@ -7,8 +7,9 @@ from pathlib import Path
 from purereplay.errors import UserError
 from purereplay.evaluate.compare import Cell
 from purereplay.evaluate.records import Result, by_key, read_results
-from purereplay.paper.cells import Choice, our_cells, table_cells
+from purereplay.paper.cells import PRETRAINED, Choice, encoder_name, our_cells, table_cells
 from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
+from purereplay.report.plain import escaped
 
 CLOSE = 3.0  # points within which a cell counts as reproduced
 
@@ -18,10 +19,12 @@ Cells = dict[tuple[str, Column], Cell]
 def paper_lines(name: str, dataset: str, paths: list[Path], *, budget: float = 1.0) -> list[list[str]]:
     """Return a table of the paper with our cells and a verdict on each, as lines of cells."""
     table = paper_table(name, dataset)
-    cells = cells_of(table, read_results(paths), budget)
+    results = read_results(paths)
+    cells = cells_of(table, results, budget)
     if not cells:
         raise UserError(f"None of these runs belongs to the table {name} of {dataset}.")
-    return beside(table, cells)
+    choice = Choice(budget=budget)
+    return beside(table, cells, encoder_name(table_cells(table, choice), by_key(results), choice))
 
 
 def paper_accuracy(result: Result) -> float | None:
@@ -34,13 +37,17 @@ def paper_accuracy(result: Result) -> float | None:
     return None
 
 
-def beside(table: PaperTable, cells: Cells) -> list[list[str]]:
-    """Return the table's lines, the head first: in each cell our value, the paper's and the verdict."""
+def beside(table: PaperTable, cells: Cells, encoder: str | None = None) -> list[list[str]]:
+    """Return the table's lines, the head first: in each cell our value, the paper's and the verdict.
+
+    The row of the user's features names the encoder that made them.
+    """
     lines = [[f"{table.measure.replace('_', ' ')}, %", *map(str, table.columns)]]
     for method in table.methods:
         texts = [cell_text(cells.get((method, column)), table.values.get((method, column))) for column in table.columns]
         if any((method, column) in cells for column in table.columns):
-            lines.append([method, *texts])
+            own = f"{method}: {escaped(encoder)}" if method == PRETRAINED and encoder else method
+            lines.append([own, *texts])
     return lines
 
 

@@ -13,7 +13,7 @@ from purereplay.evaluate.records import Result
 from purereplay.evaluate.settings import RunSettings
 from purereplay.evaluate.store import Store
 from purereplay.paper.beside import beside
-from purereplay.paper.cells import Choice, PaperCell, our_cells
+from purereplay.paper.cells import Choice, encoder_name, our_cells, our_results
 from purereplay.paper.densities import density_panel, kept_fits
 from purereplay.paper.figures import FIGURES, Panel, PaperFigure, figure_runs, panel_table
 from purereplay.paper.galleries import CLASSES, gallery, held_at_end
@@ -29,9 +29,7 @@ def table_lines(ask: Wanted, table: PaperTable, store: Store) -> tuple[list[list
     The note states seeds, budget and version.
     """
     cells = ask.cells(table)
-    of_table = _keys(cells, ask.choice)
-    finished = {key: result for key, result in store.finished.items() if key.cell in of_table}
-    ours = our_cells(cells, finished, ask.choice)
+    ours = our_cells(cells, store.finished, ask.choice)
     asked = {(cell.method, cell.column) for cell in cells}
     shown = table._replace(
         values={key: value for key, value in table.values.items() if key in asked},
@@ -39,7 +37,9 @@ def table_lines(ask: Wanted, table: PaperTable, store: Store) -> tuple[list[list
     )
     if not ours:
         return [], ""
-    return beside(shown, ours), note(finished, ask.choice, f"{len(ours)} of {len(cells)} cells measured")
+    used = [r for _, by_seed in our_results(cells, store.finished, ask.choice) for r in by_seed.values()]
+    lines = beside(shown, ours, encoder_name(cells, store.finished, ask.choice))
+    return lines, note(used, ask.choice, f"{len(ours)} of {len(cells)} cells measured")
 
 
 def write_table(lines: list[list[str]], title: str, about: str, form: str, folder: Path, name: str) -> Path:
@@ -60,7 +60,7 @@ def draw_figure(name: str, store: Store, choice: Choice, folder: Path) -> list[P
     used = _results_of(figure, store, choice)
     rows = [row for panel in panels for row in panel_table(panel, store.richest)]
     lines = [list(rows[0]), *(["" if v is None else str(v) for v in row.values()] for row in rows)]
-    about = note(used, choice, "bands: standard deviation over seeds; rings: the paper's tables")
+    about = note(used.values(), choice, "bands: standard deviation over seeds; rings: the paper's tables")
     points = write_table(lines, figure.title, about, "csv", folder, name)
     pictures = [folder / f"{name}.png", folder / f"{name}.svg"]
     draw_panels([_drawn(panel, store.richest) for panel in panels], figure.title, about, pictures)
@@ -102,10 +102,11 @@ def draw_galleries(runs: list[RunSettings], store: Store, choice: Choice, folder
     return drawn
 
 
-def note(finished: dict[RunKey, Result], choice: Choice, more: str) -> str:
+def note(finished: Iterable[Result], choice: Choice, more: str) -> str:
     """Return a line about the runs behind a table or figure."""
-    seeds = sorted({key.seed for key in finished})
-    versions = sorted({str((r.get("versions") or {}).get("purereplay", "unknown")) for r in finished.values()})
+    results = list(finished)
+    seeds = sorted({result["seed"] for result in results})
+    versions = sorted({str((r.get("versions") or {}).get("purereplay", "unknown")) for r in results})
     computed = f"computed by purereplay {', '.join(versions)}; made by {__version__}"
     return f"{more}; seeds {_ranges(seeds)}; {_budget(choice)}; {computed}."
 
@@ -123,10 +124,6 @@ def _ranges(seeds: list[int]) -> str:
         else:
             parts.append([seed])
     return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts)
-
-
-def _keys(cells: Iterable[PaperCell], choice: Choice) -> set[str]:
-    return {key for cell in cells for key in cell.keys(choice)}
 
 
 def _results_of(figure: PaperFigure, store: Store, choice: Choice) -> dict[RunKey, Result]:

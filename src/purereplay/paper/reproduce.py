@@ -17,7 +17,15 @@ from purereplay.evaluate.plan import Group, plan_groups
 from purereplay.evaluate.rates import Rates
 from purereplay.evaluate.settings import RunSettings, resolve
 from purereplay.evaluate.store import Store
-from purereplay.paper.cells import Choice, PaperCell, digest_for, our_cells, table_cells, why_not_dataset
+from purereplay.paper.cells import (
+    Choice,
+    PaperCell,
+    digest_for,
+    our_cells,
+    our_results,
+    table_cells,
+    why_not_dataset,
+)
 from purereplay.paper.figures import FIGURES, figure_runs
 from purereplay.paper.galleries import CLASSES, held_at_end
 from purereplay.paper.numbers import PaperTable, paper_tables
@@ -120,12 +128,13 @@ def missing_runs(ask: Wanted, store: Store) -> dict[RunKey, MissingRun]:
         before = found[key].fills if key in found else 0.0
         found[key] = MissingRun(settings, before + 1 / len(ask.seeds))
 
-    for cell in (cell for table in ask.tables for cell in ask.cells(table) if not cell.why_not):
-        for seed in ask.seeds:
-            runs = {run_key(own, digest_for(own, ask.choice)): own for own in (_seeded(r, seed) for r in cell.runs)}
-            if not any(key in store.finished for key in runs):
-                key = next((key for key in runs if key in found), next(iter(runs)))  # one that is needed anyway
-                add(key, runs[key])
+    for table in ask.tables:
+        for cell, by_seed in our_results(ask.cells(table), store.finished, ask.choice):
+            for seed in () if cell.why_not else ask.seeds:
+                runs = {run_key(own, digest_for(own, ask.choice)): own for own in (_seeded(r, seed) for r in cell.runs)}
+                if seed not in by_seed and not any(key in store.finished for key in runs):
+                    key = next((key for key in runs if key in found), next(iter(runs)))  # one that is needed anyway
+                    add(key, runs[key])
     for name in ask.figures:
         for series, run in figure_runs(FIGURES[name], ask.choice):
             if not why_not_dataset(run.dataset) and _fits_dataset(run, ask.patterns):
