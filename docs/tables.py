@@ -118,6 +118,7 @@ def _mnist_experts(measure: str) -> Runs:
     return Runs(files=" ".join(f"mnist-full/*-seed-{seed}.json" for seed in (1, 2, 3)), measure=measure)
 
 
+RIVALS = ["er-ace", "der++", "scr", "er-mkd", "puridiver", "cnll", "aer"]
 DIGITS_LEARNERS = ["pure-replay", "spr", "crs", "er-ace", "der++", "scr", "er-mkd", "gdumb", "puridiver", "cnll", "aer"]
 NO_CEILING = {"purified_ceiling": 1.0, "admission": "partitioned"}
 PURE_COLUMNS = {
@@ -182,6 +183,51 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
             "Pure Replay, purity of P": Runs(files="pure-replay/cifar10.jsonl", measure="purity"),
         },
         columns=BY_NOISE | NO_NOISE,
+    ),
+    "pure-mnist-rivals": Table(
+        head="MNIST, %",
+        rows={
+            "pure-replay": Runs(files="pure-replay/mnist.jsonl"),
+            "spr": Runs(files="mnist-full/*.json"),
+            **{name: Runs(files="pure-replay/mnist-rivals.jsonl", where={"learner": name}) for name in RIVALS},
+        },
+        columns=BY_NOISE | {"runs": n_runs},
+    ),
+    "pure-cifar10-rivals": Table(
+        head="CIFAR-10, seed 1, %",
+        rows={
+            "pure-replay": Runs(files="pure-replay/cifar10.jsonl", where={"seed": 1}),
+            **{
+                name: Runs(files="pure-replay/cifar10-rivals.jsonl", where={"learner": name})
+                for name in ("er-ace", "der++", "scr", "er-mkd")
+            },
+        },
+        columns={str(noise): mean(noise=noise) for noise in (NOISES[1], NOISES[4])},
+    ),
+    "pure-cifar10n": Table(
+        head="CIFAR-10N, worst labels",
+        rows={"pure-replay": Runs(files="pure-replay/cifar10n.jsonl")},
+        columns={
+            "accuracy, %": mean(),
+            "AUROC, %": mean("auroc"),
+            "purity of P, %": mean("purity"),
+            "wrong labels in the stream, %": mean("stream_noise"),
+            "runs": n_runs,
+        },
+    ),
+    "pure-stem": Table(
+        head="CIFAR-10, symmetric 40 %",
+        rows={
+            "Pure Replay, 3×3 stem": Runs(
+                files="pure-replay/cifar10.jsonl", where={"noise": "symmetric", "noise_rate": 0.4}
+            ),
+            "Pure Replay, ImageNet stem": Runs(files="pure-replay/cifar10-stem.jsonl"),
+            "SPR, a fiftieth of the epochs, 3×3 stem": Runs(files=SMALL_STEM),
+            "SPR, a fiftieth of the epochs, ImageNet stem": Runs(
+                files="cifar10-symmetric-0.4-budget-0.02/continuing-*.json"
+            ),
+        },
+        columns={"accuracy, %": mean(), "purity of P, %": mean("purity"), "runs": n_runs},
     ),
     "pure-digits": Table(
         head="digits, symmetric 40 %, preset demo",
