@@ -1,4 +1,4 @@
-"""An encoder made by this project itself: trained on CIFAR-10 without labels, used on CIFAR-100.
+"""An encoder made by this project itself: trained on CIFAR-10 without labels, used on CIFAR-100 and MNIST.
 
     python benchmarks/own_encoder.py --train own.onnx                 # a small ResNet, self-supervised, as an ONNX file
     python benchmarks/own_encoder.py --folder ten                     # CIFAR-100 as a folder, 40 % of the labels wrong
@@ -8,11 +8,13 @@
     python benchmarks/own_encoder.py --score ten                      # reads audit.csv and predicted.csv
 
     python benchmarks/own_encoder.py --compare own.onnx lite96.onnx --out results/encoders   # all, beside pixels
+    python benchmarks/own_encoder.py --compare own.onnx lite96.onnx --data mnist   # the same on grey images
 
 The network is the base of SPR in small: a ResNet-18 of a quarter of the width with a 3×3 stem, trained with NT-Xent on
 views of images. Its 128 penultimate features are the encoder's. No label of CIFAR-10 is read. The folder has 500
 training images and 100 test images of each of ten classes of CIFAR-100, the first ten by name. CIFAR-10 has none of
-these classes. Nothing was chosen by results on CIFAR-100.
+these classes. With `--data mnist` the folder has the first 500 training images and 100 test images of each digit, grey
+and of 28 × 28 pixels. Nothing was chosen by results on CIFAR-100 or MNIST.
 """
 
 from __future__ import annotations
@@ -33,8 +35,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 N_CLASSES, RATE = 10, 0.4
+PER_CLASS = (500, 100)  # training and test images
 WIDTH, BATCH, RATE_OF_ADAM = 16, 128, 1e-3
-CLASSES = ("apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle")
+CLASSES = {
+    "cifar100": ("apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle"),
+    "mnist": tuple("0123456789"),
+}
+FILES = {"cifar100": "own-encoder-seed-", "mnist": "own-encoder-mnist-seed-"}  # of the results
 
 
 def unlabelled(n_images: int) -> NDArray[np.uint8]:
@@ -87,30 +94,39 @@ def train(path: Path, images: NDArray[np.uint8], *, epochs: int, device: str, re
     torch.onnx.export(Encoder().eval(), (example,), str(path), **names, dynamic_axes=axes, dynamo=False)
 
 
-def write_folder(folder: Path, seed: int) -> None:
-    """Write ten classes of CIFAR-100 as images, with wrong labels, and test images in `new`; true labels in JSON."""
-    from PIL import Image
-
+def write_folder(folder: Path, seed: int, data: str = "cifar100") -> None:
+    """Write ten classes as images, with wrong labels, and test images in `new`; true labels in JSON."""
     from purereplay.data.datasets import load
     from purereplay.data.noise import corrupt
     from purereplay.data.seeds import derive_seed
 
-    dataset = load("cifar100")
+    dataset, names = load(data), CLASSES[data]
     truth: dict[str, str] = {}
     assert dataset.true_labels is not None
-    rows = np.flatnonzero(dataset.true_labels < N_CLASSES)
+    rows, new = map(_first_of_each, (dataset.true_labels, dataset.test_labels), PER_CLASS)
     dice = np.random.default_rng(derive_seed(seed, "noise"))
     given = corrupt("symmetric", dataset.true_labels[rows], RATE, dice, n_classes=N_CLASSES, mapping=None)
     for row, label in zip(rows.tolist(), given.tolist(), strict=True):
-        path = folder / "photos" / CLASSES[label] / f"{row:05}.png"
+        path = folder / "photos" / names[label] / f"{row:05}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(dataset.images[row].transpose(1, 2, 0)).save(path)
-        truth[f"{CLASSES[label]}/{row:05}.png"] = CLASSES[int(dataset.true_labels[row])]
+        _save(dataset.images[row], path)
+        truth[f"{names[label]}/{row:05}.png"] = names[int(dataset.true_labels[row])]
     (folder / "new").mkdir(parents=True, exist_ok=True)
-    for row in np.flatnonzero(dataset.test_labels < N_CLASSES).tolist():
-        Image.fromarray(dataset.test_images[row].transpose(1, 2, 0)).save(folder / "new" / f"{row:05}.png")
-        truth[f"{row:05}.png"] = CLASSES[int(dataset.test_labels[row])]
+    for row in new.tolist():
+        _save(dataset.test_images[row], folder / "new" / f"{row:05}.png")
+        truth[f"{row:05}.png"] = names[int(dataset.test_labels[row])]
     (folder / "truth.json").write_text(json.dumps(truth))
+
+
+def _first_of_each(labels: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """Return the rows of the first n images of each of the ten classes, in their order."""
+    return np.sort(np.concatenate([np.flatnonzero(labels == label)[:n] for label in range(N_CLASSES)]))
+
+
+def _save(pixels: NDArray[np.uint8], path: Path) -> None:
+    from PIL import Image
+
+    Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(path)
 
 
 def score(folder: Path, audit: Path, predicted: Path) -> dict[str, float]:
@@ -138,15 +154,15 @@ def measure(folder: Path, encoder: str, seed: int, place: Path) -> dict[str, Any
     return score(folder, place / "audit.csv", place / "predicted.csv") | {"seconds": round(seconds, 1)}
 
 
-def compare(files: list[Path], seed: int, out: Path) -> None:
+def compare(files: list[Path], seed: int, out: Path, data: str) -> None:
     """Measure pixels and the encoders of ONNX files, the first of them trained here; rows that are kept stay."""
-    path = out / f"own-encoder-seed-{seed}.json"
-    found = json.loads(path.read_text()) if path.exists() else {"seed": seed, "rate": RATE, "rows": {}}
+    path = out / f"{FILES[data]}{seed}.json"
+    found = json.loads(path.read_text()) if path.exists() else {"data": data, "seed": seed, "rate": RATE, "rows": {}}
     own, *others = files
     encoders = {"pixels": "none", "own encoder": f"onnx:{own}"} | {file.name: f"onnx:{file}" for file in others}
     for name in [name for name in encoders if name not in found["rows"]]:
         with tempfile.TemporaryDirectory() as place:
-            write_folder(Path(place) / "images", seed)
+            write_folder(Path(place) / "images", seed, data)
             found["rows"][name] = measure(Path(place) / "images", encoders[name], seed, Path(place))
         print(seed, name, found["rows"][name], flush=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -157,9 +173,9 @@ def _call(*arguments: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def table(folder: Path) -> str:
+def table(folder: Path, data: str = "cifar100") -> str:
     """Return the kept results as a Markdown table: means over seeds ± standard deviations."""
-    kept = [json.loads(path.read_text()) for path in sorted(folder.glob("own-encoder-seed-*.json"))]
+    kept = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{FILES[data]}*.json"))]
     lines = ["| compared | AUROC, % | accuracy, % | seconds to learn | seeds |", "|---|---|---|---|---|"]
     for name in kept[0]["rows"]:
         rows = [own["rows"][name] for own in kept]
@@ -179,7 +195,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5_000, help="images of CIFAR-10")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--folder", type=Path, help="write CIFAR-100 into this folder")
+    parser.add_argument("--folder", type=Path, help="write the images into this folder")
+    parser.add_argument("--data", choices=CLASSES, default="cifar100", help="of --folder, --compare and --table")
     parser.add_argument("--seed", type=int, default=1, help="of the wrong labels")
     parser.add_argument("--score", type=Path, help="folder whose audit.csv and predicted.csv are scored")
     parser.add_argument("--compare", type=Path, nargs="+", help="ONNX files that are compared with pixels")
@@ -191,14 +208,14 @@ def main() -> None:
         images = unlabelled(options.images)
         train(options.train, images, epochs=options.epochs, device=options.device, report=print)
     elif options.folder:
-        write_folder(options.folder, options.seed)
+        write_folder(options.folder, options.seed, options.data)
     elif options.score:
         print(json.dumps(score(options.score, Path("audit.csv"), Path("predicted.csv"))))
     elif options.table:
-        print(table(options.out))
+        print(table(options.out, options.data))
     elif options.compare:
         for seed in map(int, options.seeds.split(",")):
-            compare(options.compare, seed, options.out)
+            compare(options.compare, seed, options.out, options.data)
     else:
         parser.error("name one of --train, --folder, --score, --compare and --table")
 

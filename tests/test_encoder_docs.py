@@ -111,6 +111,7 @@ def test_scores_are_those_of_the_audit_and_the_predictions(tmp_path):
 
 def test_the_table_of_the_own_encoder_is_that_of_the_result_files():
     assert block("own") == load_benchmark("own_encoder").table(RESULTS)
+    assert block("own-mnist") == load_benchmark("own_encoder").table(RESULTS, "mnist")
 
 
 def test_the_table_of_imagenet_features_is_that_of_the_result_file_and_the_paper():
