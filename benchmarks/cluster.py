@@ -1,11 +1,15 @@
 """The cluster, measured on one machine: the cost of Ray for groups of runs, and the filter over many parquet files.
 
     python benchmarks/cluster.py overhead --out results/cluster/overhead.json
+    python benchmarks/cluster.py kills --out results/cluster/kills.json
     python benchmarks/cluster.py filter --samples 1000000 --out results/cluster/filter-1e6.json
 
 `overhead` computes the same sweep in this process's way and as tasks of a cluster with one core, by turns: local, ray,
 local, ray, … Both have one thread and compute one group after the other, so the times differ by what Ray costs. The
 cluster runs before the sweep begins; connecting to it and starting its worker are part of the time.
+
+`kills` computes 200 small runs on a cluster of two nodes. It kills the driver, a worker, a node and the driver again,
+each when a given number of runs has finished, and compares every run with a local sweep bit for bit.
 
 `filter` writes invented features of 100 labels to 64 parquet files, scores them on a cluster of two nodes with one core
 each, and in one process, and compares the scores bit for bit.
@@ -19,6 +23,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -116,8 +121,8 @@ def _share_of_memory(pid: int) -> float:
 
 
 @contextmanager
-def nodes(n: int, store: int) -> Iterator[str]:
-    """A Ray cluster of n nodes with one core each on this machine; yields its address."""
+def nodes(n: int, store: int) -> Iterator[tuple[Any, dict[str, int]]]:
+    """A Ray cluster of n nodes with one core each on this machine, and the options of a node to be added."""
     # Ray's workers have niceness 15 by default, and wait for every other process of a busy machine
     os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     from ray.cluster_utils import Cluster
@@ -127,7 +132,7 @@ def nodes(n: int, store: int) -> Iterator[str]:
     for _ in range(n - 1):
         cluster.add_node(**node)
     try:
-        yield cluster.address
+        yield cluster, node
     finally:
         cluster.shutdown()
 
@@ -175,11 +180,11 @@ def overhead(folder: Path, n_pairs: int, n_groups: int, size: int, options: list
     sweep = ["sweep", "--dataset=digits", "--preset=demo", "--device=cpu", f"--seed={seeds}", f"--group-size={size}"]
     sweep += [f"--set={option}" for option in options]
     local, far = [], []
-    with nodes(1, 150_000_000) as address:
+    with nodes(1, 150_000_000) as (cluster, _):
         for i in range(n_pairs):
             local.append(measured(*sweep, f"--out={folder / f'local-{i}'}"))
             print("local", local[-1], flush=True)
-            far.append(measured(*sweep, f"--out={folder / f'ray-{i}'}", f"--cluster=ray={address}"))
+            far.append(measured(*sweep, f"--out={folder / f'ray-{i}'}", f"--cluster=ray={cluster.address}"))
             print("ray  ", far[-1], flush=True)
     same = all(_metrics(folder / f"local-{i}") == _metrics(folder / f"ray-{i}") for i in range(n_pairs))
     ratios = {
@@ -202,6 +207,82 @@ def overhead(folder: Path, n_pairs: int, n_groups: int, size: int, options: list
 
 def _metrics(folder: Path) -> dict[str, str]:
     return {path.parent.name: path.read_text() for path in sorted(folder.glob("*/metrics.jsonl"))}
+
+
+# ---------------------------------------------------------------- kills
+
+SMALL = ("expert_epochs=6", "base_epochs=2", "finetune_epochs=5", "hidden=16")  # settings of a run of a second
+KILLS = ("driver", "worker", "node", "driver")
+
+
+def kills(folder: Path, n_runs: int, size: int, options: list[str]) -> dict[str, Any]:
+    """Compute a sweep on two nodes while parts of the cluster are killed, and compare it with a local one.
+
+    The k-th of the four kills happens when k fifths of the runs have finished, however fast they are.
+    """
+    seeds = ",".join(str(i + 1) for i in range(n_runs))
+    sweep = ["sweep", "--dataset=digits", "--preset=demo", "--device=cpu", f"--seed={seeds}", f"--group-size={size}"]
+    sweep += [f"--set={option}" for option in options or SMALL]
+    began, ends, killed, written = time.perf_counter(), 0, [], {}
+    far = folder / "ray"
+    with nodes(2, 150_000_000) as (cluster, node):
+        call = [sys.executable, "-m", "purereplay", *sweep, f"--out={far}", f"--cluster=ray={cluster.address}"]
+        driver = subprocess.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+        for number, kind in enumerate(KILLS, 1):
+            while len(found := _results(far)) < number * n_runs // (len(KILLS) + 1):
+                if driver.poll() is not None:
+                    raise SystemExit(f"The sweep ended with {driver.returncode} before kill {number}, of a {kind}.")
+                time.sleep(0.05)
+            written |= {path: stamp for path, stamp in found.items() if path not in written}
+            killed.append({"kind": kind, "finished_runs": len(found), "second": round(time.perf_counter() - began, 1)})
+            if kind == "driver":
+                driver.kill()
+                driver.wait()
+                ends += 1
+                driver = subprocess.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+            elif kind == "worker":
+                _kill_a_worker()
+            else:
+                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+                cluster.add_node(**node)
+        status = driver.wait()
+    seconds = time.perf_counter() - began
+    last = _results(far)
+    local = measured(*sweep, f"--out={folder / 'local'}")
+    return {
+        "runs": n_runs,
+        "runs_of_a_group": size,
+        "settings": list(options or SMALL),
+        "kills": killed,
+        "drivers": ends + 1,
+        "exit_status_of_the_last_driver": status,
+        "finished_runs": len(last),
+        "results_written_again": sum(last.get(path) != stamp for path, stamp in written.items()),
+        "wall_seconds": round(seconds, 2),
+        "local": local,
+        "results_equal_bit_for_bit": len(last) == n_runs and _metrics(far) == _metrics(folder / "local"),
+    }
+
+
+def _results(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the finished runs, with the file and the time of their results."""
+    found = {path: path.stat() for path in folder.glob("*/result.json")}
+    return {path.parent.name: (facts.st_ino, facts.st_mtime_ns) for path, facts in found.items()}
+
+
+def _kill_a_worker() -> None:
+    """Kill one process of this benchmark's cluster that computes a group."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for pid in _tree(os.getpid()):
+            try:
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::compute_group"):
+                    os.kill(pid, signal.SIGKILL)
+                    return
+            except OSError:  # it has ended
+                continue
+        time.sleep(0.05)
+    raise SystemExit("No worker computed a group within a minute.")
 
 
 # ---------------------------------------------------------------- the filter
@@ -233,8 +314,8 @@ def filtering(folder: Path, n: int, store: int, *, is_compared: bool) -> dict[st
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).unlink(missing_ok=True)
     call = ["filter", source, "--prepare=none"]
-    with nodes(2, store) as address:
-        far = measured(*call, f"--out={folder / 'ray'}", f"--cluster=ray={address}")
+    with nodes(2, store) as (cluster, _):
+        far = measured(*call, f"--out={folder / 'ray'}", f"--cluster=ray={cluster.address}")
     print("ray  ", far, flush=True)
     found = {"samples": n, "files": N_FILES, "features": N_FEATURES, "labels": N_LABELS, "ray": far}
     found["gigabytes"] = round(sum(path.stat().st_size for path in source.iterdir()) / 1e9, 3)
@@ -256,10 +337,11 @@ def _same_scores(one: Path, other: Path) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("overhead", "filter"))
+    parser.add_argument("part", choices=("overhead", "kills", "filter"))
     parser.add_argument("--pairs", type=int, default=3, help="of a local and a Ray sweep")
     parser.add_argument("--groups", type=int, default=3)
     parser.add_argument("--group-size", type=int, default=4, help="runs of a group")
+    parser.add_argument("--runs", type=int, default=200, help="of `kills`")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="setting of the runs")
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--store", type=int, default=500_000_000, help="bytes of the object store of a node")
@@ -272,6 +354,8 @@ def main() -> None:
         found = (
             overhead(folder, options.pairs, options.groups, options.group_size, options.settings)
             if options.part == "overhead"
+            else kills(folder, options.runs, options.group_size, options.settings)
+            if options.part == "kills"
             else filtering(folder, options.samples, options.store, is_compared=not options.no_local)
         )
     text = json.dumps(found, indent=2)

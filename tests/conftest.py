@@ -22,7 +22,7 @@ def same_start():
 
 @pytest.fixture
 def two_nodes(monkeypatch):
-    """A Ray cluster of two nodes on this machine, and the options of a node to be added."""
+    """A Ray cluster of two nodes on this machine."""
     pytest.importorskip("ray")
     import ray
     from ray.cluster_utils import Cluster
@@ -31,7 +31,7 @@ def two_nodes(monkeypatch):
     node = {"num_cpus": 1, "object_store_memory": 150_000_000}
     cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
     cluster.add_node(**node)
-    yield cluster, node
+    yield cluster
     ray.shutdown()
     cluster.shutdown()
 

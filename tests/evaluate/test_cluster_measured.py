@@ -32,6 +32,19 @@ def test_the_cost_of_ray():
     assert told in " ".join(TEXT.split())
 
 
+def test_the_kills():
+    found, text = read("kills"), " ".join(TEXT.split())
+    at = [kill["finished_runs"] for kill in found["kills"]]
+    assert [kill["kind"] for kill in found["kills"]] == ["driver", "worker", "node", "driver"]
+    told = f"The driver was killed after {at[0]} finished runs, a worker after {at[1]}, a node after {at[2]}, and the"
+    assert f"{told} driver again after {at[3]}." in text
+    assert f"{found['runs']} small runs in groups of {found['runs_of_a_group']}" in text
+    assert found["results_equal_bit_for_bit"] and found["results_written_again"] == 0
+    assert found["finished_runs"] == found["runs"] and found["exit_status_of_the_last_driver"] == 0
+    seconds = found["wall_seconds"], found["local"]["wall_seconds"]
+    assert f"It took {seconds[0]:.0f} s, and {seconds[1]:.0f} s locally" in text
+
+
 @pytest.mark.parametrize("name", ["filter-1e5", "filter-1e6", "filter-1e7"])
 def test_the_filter_on_two_nodes(name):
     found = read(name)

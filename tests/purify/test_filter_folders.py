@@ -87,7 +87,7 @@ def test_what_cannot_be_filtered_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_a_real_cluster_gives_the_same_scores(two_nodes, tmp_path):
-    address = f"ray={two_nodes[0].address}"
+    address = f"ray={two_nodes.address}"
     source = make(tmp_path / "in", n=6000, n_files=6)
     filter_folder(source, tmp_path / "out", SelfCenteredFilter(seed=5, prepare="none"), address)
     with pytest.raises(UserError, match="exists already"):
