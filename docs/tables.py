@@ -199,21 +199,52 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
             "pure-replay": Runs(files="pure-replay/cifar10.jsonl", where={"seed": 1}),
             **{
                 name: Runs(files="pure-replay/cifar10-rivals.jsonl", where={"learner": name})
-                for name in ("er-ace", "der++", "scr", "er-mkd")
+                for name in ("er-ace", "der++", "scr", "er-mkd", "cnll")
             },
         },
         columns={str(noise): mean(noise=noise) for noise in (NOISES[1], NOISES[4])},
     ),
     "pure-cifar10n": Table(
-        head="CIFAR-10N, worst labels",
-        rows={"pure-replay": Runs(files="pure-replay/cifar10n.jsonl")},
+        head="CIFAR-10N, seed 1",
+        rows={
+            f"{labels} labels: {learner}": Runs(
+                files="pure-replay/cifar10n.jsonl", where={"dataset": dataset, "learner": learner}
+            )
+            for labels, dataset, learner in (
+                ("worst", "cifar10n", "pure-replay"),
+                ("worst", "cifar10n", "er-mkd"),
+                ("worst", "cifar10n", "er-ace"),
+                ("random 1", "cifar10n-random1", "pure-replay"),
+                ("aggregate", "cifar10n-aggregate", "pure-replay"),
+            )
+        },
         columns={
             "accuracy, %": mean(),
             "AUROC, %": mean("auroc"),
-            "purity of P, %": mean("purity"),
+            "purity of the memory, %": mean("purity"),
             "wrong labels in the stream, %": mean("stream_noise"),
-            "runs": n_runs,
         },
+    ),
+    "pure-ablation": Table(
+        head="CIFAR-10, symmetric 40 %, seed 1",
+        rows={
+            "Pure Replay": Runs(
+                files="pure-replay/cifar10.jsonl", where={"noise": "symmetric", "noise_rate": 0.4, "seed": 1}
+            ),
+            **{
+                f"without {part}": Runs(files="pure-replay/cifar10-ablation.jsonl", where={"changed": {setting: off}})
+                for part, setting, off in (
+                    ("labels of P", "purified_weight", 0.0),
+                    ("labels of D", "delayed_weight", 0.0),
+                    ("NT-Xent", "contrastive_weight", 0.0),
+                    ("moving average", "average", 0.0),
+                    ("features of the base", "base_features", False),
+                    ("opinion", "sharpening", 0.0),
+                    ("agreement", "agreement", 0.0),
+                )
+            },
+        },
+        columns={"accuracy, %": mean(), "AUROC, %": mean("auroc"), "purity of P, %": mean("purity")},
     ),
     "pure-stem": Table(
         head="CIFAR-10, symmetric 40 %",
