@@ -17,7 +17,7 @@ from purereplay.purify.opinions.members import KINDS, fit_members
 from purereplay.purify.opinions.neighbours import Neighbours
 from purereplay.purify.opinions.noise_matrix import equal_noise, sparse_noise
 from purereplay.purify.opinions.pool import _Problem, fit_pool
-from purereplay.purify.opinions.ridge import KernelRidge, LinearRidge, _solve
+from purereplay.purify.opinions.ridge import KernelRidge, KnownPoints, LinearRidge, _solve, squared_distances
 
 FEW = settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
 
@@ -55,6 +55,16 @@ def test_a_regression_leaves_each_sample_out_as_a_refit_would(seed):
         x, w = design[rest].astype(np.float64), weights[rest, None]
         solved = np.linalg.solve(x.T @ (w * x) + 0.7 * np.eye(5), x.T @ (w * (wanted[rest] - mean)))
         np.testing.assert_allclose(found[i], design[i] @ solved + mean, atol=2e-4)
+
+
+def test_distances_to_known_points_are_those_of_one_row_at_a_time():
+    dice = np.random.default_rng(3)
+    known, rows = (dice.normal(size=(n, 24)).astype(np.float32) for n in (70, 9))
+    points = KnownPoints(known)
+    plain = ((rows.astype(np.float64)[:, None] - known.astype(np.float64)) ** 2).sum(2)
+    np.testing.assert_allclose(points.squared_distances(rows), plain, rtol=1e-12)
+    assert np.array_equal(points.squared_distances(rows), squared_distances(rows.astype(float), known.astype(float)))
+    assert points.squared_distances(known).min() >= 0
 
 
 def test_neighbours_leave_the_sample_out():

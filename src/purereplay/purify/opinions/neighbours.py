@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.forms import Form, check_forms
-from purereplay.purify.opinions.ridge import squared_distances
+from purereplay.purify.opinions.ridge import KnownPoints, squared_distances
 
 N_NEIGHBOURS = 30
 _SMOOTHING = 1.0  # votes that are added in all, spread over the classes by their frequency
@@ -48,8 +49,8 @@ class Neighbours:
             rows_at_once = features[start : start + _ROWS_AT_ONCE]
             if leave_out:
                 distances: NDArray[np.floating] = squared_distances(rows_at_once, self.features)
-            else:  # in float64, so that the other rows of a call do not matter
-                distances = squared_distances(rows_at_once.astype(np.float64), self.features.astype(np.float64))
+            else:
+                distances = self._known.squared_distances(rows_at_once)
             own = np.arange(len(distances))
             if leave_out:
                 distances[own, start + own] = np.inf
@@ -59,6 +60,10 @@ class Neighbours:
         votes += self.prior()
         shares: Real = np.log(votes / votes.sum(1, keepdims=True))
         return shares
+
+    @cached_property
+    def _known(self) -> KnownPoints:
+        return KnownPoints(self.features)
 
     def prior(self) -> Real:
         """Return the votes that every sample has for each class."""

@@ -13,6 +13,7 @@ part: log(softplus(s / t) · t) with t = 1 / n_classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -115,13 +116,14 @@ class KernelRidge:
         return _solve(_with_constant(design), _one_hot(labels, n_classes), weights, _KERNEL_STRENGTHS), root
 
     def scores(self, features: Real32) -> Real:
-        # in float64, so that the other rows of a call do not matter
-        known = self.landmarks.astype(np.float64)
         parts = [
-            np.exp(-self.width * squared_distances(rows.astype(np.float64), known)) @ self.coefficients
-            for rows in _pieces(features)
+            np.exp(-self.width * self._known.squared_distances(rows)) @ self.coefficients for rows in _pieces(features)
         ]
         return _logarithms(np.concatenate(parts) + self.mean)
+
+    @cached_property
+    def _known(self) -> KnownPoints:
+        return KnownPoints(self.landmarks)
 
     def tensors(self) -> dict[str, Tensor]:
         arrays = {"landmarks": self.landmarks, "coefficients": self.coefficients, "mean": self.mean}
@@ -187,10 +189,26 @@ def _similarity(rows: Real32, landmarks: Real32, g: float) -> Real32:
     return found
 
 
-def squared_distances(rows: Array, others: Array) -> Array:
-    """Return squared distances between all pairs, (n, m)."""
-    found: Array = (rows * rows).sum(1)[:, None] + (others * others).sum(1) - 2 * (rows @ others.T)
+def squared_distances(rows: Array, others: Array, squares: Array | None = None) -> Array:
+    """Return squared distances between all pairs, (n, m); `squares` are those of the others' lengths, if known."""
+    lengths = (others * others).sum(1) if squares is None else squares
+    found: Array = (rows * rows).sum(1)[:, None] + lengths - 2 * (rows @ others.T)
     return np.maximum(found, 0, out=found)
+
+
+class KnownPoints:
+    """Points (m, d) in the form that distances to new ones need: a server asks for these with every request.
+
+    Distances are computed in float64, so that the other rows of a call do not matter.
+    """
+
+    def __init__(self, points: Real32) -> None:
+        self.points = points.astype(np.float64)
+        self.squares: Real = (self.points * self.points).sum(1)
+
+    def squared_distances(self, rows: Real32) -> Real:
+        """Return squared distances of rows (n, d) to the points, (n, m)."""
+        return squared_distances(rows.astype(np.float64), self.points, self.squares)
 
 
 def _median_distance(landmarks: Real32) -> float:
