@@ -93,6 +93,7 @@ def test_without_its_parts_it_is_self_purified_replay_with_patches():
         {"classifier": "layer"},
         {"classifier": "finetuned"},
         {"features": "inputs"},
+        {"distillation": 1.0},
     ],
     ids=str,
 )
@@ -137,6 +138,27 @@ def test_agreement_takes_its_share_of_the_clean_probability():
     agreed = label_agreement(F.normalize(patches), batch.labels, 40)
     expected = by_filter.clean_probability**0.3 * agreed.clamp(min=1e-6) ** 0.7
     torch.testing.assert_close(with_agreement.clean_probability, expected)
+
+
+def test_distillation_keeps_the_logits_of_the_purified_buffer_for_classes_known_before():
+    """Logits of P by the average before a buffer, and after training on it with and without distillation."""
+    distances = []
+    for weight in (0.0, 30.0):
+        one = make(distillation=weight, base_epochs=40, average=0.9)
+        one.observe(rows(80, 1))
+        purified, before = one.held(), one._by_layer(2)
+        wanted = before.logits(purified.images)
+        one.observe(rows(40, 2, (2, 3)))
+        assert one.network.n_classes == 4
+        distances.append(float((one._by_layer(2).logits(purified.images) - wanted).square().mean()))
+    assert distances[1] < 0.5 * distances[0]
+
+
+def test_the_first_training_has_nothing_to_keep():
+    one, other = make(distillation=1.0), make()
+    for each in (one, other):
+        each.observe(rows(40, 1))
+    assert close(one.base, other.base)
 
 
 def test_samples_above_the_ceiling_have_equal_chances_to_stay_in_the_purified_buffer():

@@ -14,6 +14,9 @@ NT-Xent on D ∪ P. Seven parts are added, each a setting that can be switched o
     purified_ceiling samples that are clean enough have equal rights in P, so that P holds varied samples and not only
                      the most typical ones
 
+One more part is off by default: `distillation` keeps the logits that P's samples had before a buffer (Buzzega et al.
+2020), as the moving average gives them.
+
 The scores of a buffer depend on the base as trained on the buffers before it, so buffers are scored one by one.
 """
 
@@ -76,7 +79,7 @@ class PureReplaySettings(SprSettings):
         },
     }
 
-    added: ClassVar[Mapping[str, Any]] = {"purified_ceiling": 1.0}
+    added: ClassVar[Mapping[str, Any]] = {"purified_ceiling": 1.0, "distillation": 0.0}
 
     stem: Literal["imagenet", "small"] = setting("first layer of the resnet18: 7×7 with pooling, or 3×3", "small")
     base_epochs: int = setting("passes over D of the base network, per buffer", 30, unit="epochs", scaled=True)
@@ -108,6 +111,11 @@ class PureReplaySettings(SprSettings):
     delayed_weight: float = setting("weight of the cross-entropy on D in the base's loss; 0: off", 1.0, least=0)
     average: float = setting(
         "decay per step of the moving average of the base's weights; 0: off", 0.99, least=0, most=0.99999
+    )
+    distillation: float = setting(
+        "weight of the squared error between the logits of P and those of the moving average before the buffer; 0: off",
+        0.0,
+        least=0,
     )
     base_features: bool = setting("the filter also compares the main directions of the base's projections", True)
     sharpening: float = setting(
@@ -162,9 +170,10 @@ class PureReplaySettings(SprSettings):
                 "pure-replay trains on halves of D and P at every buffer: replay and self_replay can be changed only "
                 "with purified_weight=0, delayed_weight=0 and average=0."
             )
-        if not self.learns_labels and (self.sharpening or self.classifier == "layer"):
+        if not self.learns_labels and (self.sharpening or self.distillation or self.classifier == "layer"):
             raise UserError(
-                "sharpening and classifier=layer need a base that learns labels: purified_weight or delayed_weight."
+                "sharpening, distillation and classifier=layer need a base that learns labels: purified_weight or "
+                "delayed_weight."
             )
         if self.sharpening + self.agreement > 1:
             raise UserError(f"sharpening + agreement must be at most 1, not {self.sharpening + self.agreement:g}.")
@@ -294,10 +303,22 @@ class PureReplay(SPR):
             average=_widened(self.average, n_outputs),
             held=purified.n,
         )
+        if recipe.distillation:
+            remembered, known = self._remembered(purified.images, delayed.n, n_empty, n_outputs)
+            job = replace(job, remembered=remembered, known=known)
         [trained] = yield [job]
         self.base, self.base_optimizer, self.average = trained.state, trained.optimizer, trained.extra
         self.network, self.seen, self.n_replays = network, seen, self.n_replays + 1
         return trained.loss
+
+    def _remembered(self, purified: Tensor, n_before: int, n_after: int, n_outputs: int) -> tuple[Tensor, Tensor]:
+        """Return logits of P by the moving average, and the classes that it knows: bool (n_outputs,).
+
+        Rows of zeros stand for D, before those of P, and for empty places, after them.
+        """
+        logits = self._by_layer(n_outputs).logits(purified)
+        known = self.seen[:n_outputs] if self.n_replays else torch.zeros(n_outputs, dtype=torch.bool)
+        return F.pad(logits, (0, 0, n_before, n_after)), known.to(logits.device)
 
     def _label_weights(self, buffer: ScoredBuffer) -> Tensor:
         """Return the weight of each label of D in the cross-entropy: float32 (n,)."""
@@ -390,6 +411,7 @@ def build(settings: PureReplaySettings, data: DataSpec, *, engine: Engine, seed:
             delayed=s.delayed_weight,
             purified=s.purified_weight,
             average=s.average,
+            distillation=s.distillation,
         )
     return PureReplay(
         **arguments,

@@ -43,12 +43,13 @@ class Contrastive:
 
 @dataclass(frozen=True, kw_only=True)
 class Joint(Contrastive):
-    """Sum of three losses on the same views: NT-Xent, and cross-entropy on D and on P with given labels."""
+    """Sum of losses on the same views: NT-Xent, cross-entropy on labels of D and of P, and distillation on P."""
 
     contrastive: float = 1.0  # weight of NT-Xent
     delayed: float = 1.0  # weight of the cross-entropy on D, over the classes of D
     purified: float = 1.0  # weight of the cross-entropy on P, over all classes seen so far
     average: float = 0.99  # decay of the moving average of the weights, per step
+    distillation: float = 0.0  # weight of the squared error of P's logits, for the classes known before this job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,13 +197,18 @@ class JointJob(ContrastiveJob):
     allowed: Tensor  # bool (2, n_classes): classes that the cross-entropy on D, and on P, compares
     average: State  # moving average of the weights before this job
     held: int  # images of P, the first ones of `replay`
+    remembered: Tensor | None = None  # float32 (n + n_replay, n_classes): logits that distillation keeps; of P only
+    known: Tensor | None = None  # bool (n_classes,): classes and labels that distillation concerns
 
     @property
     def n_held(self) -> int:
         return self.held
 
     def targets(self) -> State:
-        return {"labels": self.labels, "weights": self.weights, "allowed": self.allowed}
+        targets = {"labels": self.labels, "weights": self.weights, "allowed": self.allowed}
+        if self.remembered is not None and self.known is not None:
+            targets |= {"remembered": self.remembered, "known": self.known}
+        return targets
 
     def tensors(self) -> State:
         held = {"held": torch.tensor(self.held)}

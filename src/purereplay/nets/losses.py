@@ -77,3 +77,13 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, allo
     among = logits.masked_fill(~allowed[:, None], NEVER)
     losses = F.cross_entropy(among.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
     return (losses * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def logit_error(logits: Tensor, wanted: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    """Mean squared error of logits per network (K,), over the known classes of the samples that have a known label.
+
+    Logits and wanted ones (K, B, classes), labels (K, B), known bool (K, classes). Samples of other labels count as 0.
+    """
+    takes_part = known[:, None] & known.gather(1, labels)[:, :, None]
+    errors = (logits - wanted).square() * takes_part
+    return errors.sum((1, 2)) / (logits.shape[1] * known.sum(1).clamp(min=1))

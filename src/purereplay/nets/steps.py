@@ -12,7 +12,7 @@ from torch import Tensor
 
 from purereplay.nets.draws import RandomStream, permutations, uniforms
 from purereplay.nets.jobs import Contrastive, Drawn, Joint, Supervised
-from purereplay.nets.losses import cross_entropy, nt_xent, weighted_cross_entropy
+from purereplay.nets.losses import cross_entropy, logit_error, nt_xent, weighted_cross_entropy
 from purereplay.nets.networks import Network, State
 from purereplay.nets.views import make_views
 
@@ -130,6 +130,11 @@ def joint_loss(
             logits = by_view[:, :, which].flatten(1, 2)
             label, share = (t[:, which].repeat(1, 2) for t in (labels, weights))
             loss = loss + weight * weighted_cross_entropy(logits, label, share, allowed)
+    if recipe.distillation and recipe.replay_size:
+        wanted, label = rows(targets["remembered"], index[:, n:]).repeat(1, 2, 1), labels[:, n:].repeat(1, 2)
+        loss = loss + recipe.distillation * logit_error(
+            by_view[:, :, n:].flatten(1, 2), wanted, label, targets["known"]
+        )
     return loss
 
 

@@ -69,6 +69,8 @@ def make_job(
         allowed=torch.stack([classes < 2, classes < n_classes - 1]),
         average={name: t + 1 for name, t in state.items()},
         held=held,
+        remembered=torch.randn(size, n_classes, generator=generator),
+        known=classes % 2 == k % 2,  # read with distillation only
     )
 
 
@@ -116,6 +118,13 @@ CASES = {
     "no labels of D": {"recipe": replace(RECIPE, delayed=0.0, contrastive=0.0)},
     "20 classes, linear head": {"n_classes": 20, "hidden": False},
     "300 classes": {"n_classes": 300, "capacity": 12},
+    "distillation": {"recipe": replace(RECIPE, distillation=0.8)},
+    "distillation alone, 20 classes": {
+        "recipe": replace(RECIPE, delayed=0.0, purified=0.0, contrastive=0.0, distillation=0.8),
+        "n_classes": 20,
+        "capacity": 19,
+        "held": 19,
+    },
 }
 
 

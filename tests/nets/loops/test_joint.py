@@ -17,7 +17,15 @@ from purereplay.nets.steps import draw_numbers, draw_rows, two_views
 CPU = torch.device("cpu")
 N, HELD, CAPACITY, CLASSES = 8, 5, 7, 4
 RECIPE = Joint(
-    epochs=2, batch_size=4, replay_size=3, lr=1e-2, schedule="constant", contrastive=0.7, delayed=1.3, purified=0.6
+    epochs=2,
+    batch_size=4,
+    replay_size=3,
+    lr=1e-2,
+    schedule="constant",
+    contrastive=0.7,
+    delayed=1.3,
+    purified=0.6,
+    distillation=0.4,
 )
 
 
@@ -45,6 +53,8 @@ def make_job(k: int = 0, recipe: Joint = RECIPE, *, backbone=None, shape=(1, 5, 
         allowed=allowed,
         average={name: t + 1 for name, t in state.items()},
         held=HELD if with_replay else 0,
+        remembered=torch.randn(n, CLASSES, generator=generator),
+        known=torch.tensor([True, True, False, False]),
     )
 
 
@@ -78,6 +88,9 @@ def obvious_step(job: JointJob, state, step: int):
         chances = torch.log_softmax(logits[i, classes], 0)
         sums[which] = sums[which] - float(job.weights[row]) * chances[classes.index(int(job.labels[row]))]
         totals[which] += float(job.weights[row])
+        if which == 1 and job.known[job.labels[row]]:
+            errors = (logits[i] - job.remembered[row])[job.known].square()
+            loss = loss + recipe.distillation * errors.mean() / (2 * recipe.replay_size)
     loss = loss + recipe.delayed * sums[0] / max(1.0, totals[0])
     return loss + recipe.purified * sums[1] / max(1.0, totals[1]) if recipe.replay_size else loss
 
@@ -120,12 +133,12 @@ def test_empty_places_of_p_are_never_seen():
     assert train([job])[0].loss != train([everything])[0].loss
 
 
-@pytest.mark.parametrize("part", ["contrastive", "delayed", "purified"])
+@pytest.mark.parametrize("part", ["contrastive", "delayed", "purified", "distillation"])
 def test_every_part_of_the_loss_counts_and_can_be_switched_off(part):
     job = make_job()
     [both], [without] = train([job]), train([make_job(recipe=replace(RECIPE, **{part: 0.0}))])
     assert both.loss != without.loss
-    [changed] = train([make_job(recipe=replace(RECIPE, **dict.fromkeys(("delayed", "purified"), 0.0)))])
+    [changed] = train([make_job(recipe=replace(RECIPE, delayed=0.0, purified=0.0, distillation=0.0))])
     assert torch.equal(changed.state["classes.weight"], job.state["classes.weight"])
 
 

@@ -149,7 +149,7 @@ class SupervisedHead(_Layers):
 
 
 class JointHead:
-    """Projection head with NT-Xent, and beside it the layer for classes with cross-entropy on D and on P.
+    """Projection head with NT-Xent, and beside it the layer for classes: cross-entropy on D and P, distillation on P.
 
     A part whose loss has no weight is neither computed nor updated.
     """
@@ -162,6 +162,9 @@ class JointHead:
         self.n_delayed = n_delayed  # rows of D in a view; those of P follow
         self.labels, self.weights = targets["labels"], targets["weights"]  # (K, n_images)
         self.allowed = targets["allowed"].view(torch.uint8)  # (K, 2, n_classes)
+        self.distils = bool(recipe.distillation) and n_rows > 2 * n_delayed
+        self.remembered = targets["remembered"] if self.distils else self.weights  # (K, n_images, n_classes), or unread
+        self.known = targets["known"].view(torch.uint8) if self.distils else self.allowed  # (K, n_classes), or unread
         self.index: Tensor  # (K, n_rows / 2): images of the step, set by the loop
         self.projection: ContrastiveHead | None = None
         self.classes: Linear | None = None
@@ -169,7 +172,7 @@ class JointHead:
             self.projection = ContrastiveHead(
                 network.head, n_rows, parameters, recipe.temperature, scale=recipe.contrastive
             )
-        if recipe.delayed or (recipe.purified and n_rows > 2 * n_delayed):
+        if recipe.delayed or ((recipe.purified or recipe.distillation) and n_rows > 2 * n_delayed):
             self.classes = Linear(parameters, CLASSES.rstrip("."), n_rows, wants_input_gradient=self.projection is None)
         if self.projection is None and self.classes is None:
             raise ValueError("a joint job needs a loss whose weight is not 0")
@@ -209,6 +212,8 @@ class JointHead:
             self.labels,
             self.weights,
             self.allowed,
+            self.remembered,
+            self.known,
             self.index,
             self.losses,
             d,
@@ -219,6 +224,8 @@ class JointHead:
             d.stride(1),
             float(self.recipe.delayed),
             float(self.recipe.purified),
+            float(self.recipe.distillation),
+            DISTILS=self.distils,
             NEVER=NEVER,
             ROWS=rows,
             CLASSES=width,

@@ -281,6 +281,8 @@ def joint_cross_entropy_kernel(
     labels,
     weights,
     allowed,
+    remembered,
+    known,
     index,
     losses,
     d,
@@ -291,15 +293,18 @@ def joint_cross_entropy_kernel(
     d_row,
     delayed,
     purified,
+    distillation,
+    DISTILS: tl.constexpr,
     NEVER: tl.constexpr,
     ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
     IMAGES: tl.constexpr,
 ):
-    """The two weighted cross-entropies of `steps.joint_loss`, a summand per row, and their gradient into d[k].
+    """The losses of `steps.joint_loss` on logits, a summand per row, and their gradient into d[k].
 
     Logits (n_rows, n_classes) float32, labels and weights (n_images,), allowed (2, n_classes), index (n_rows / 2,): all
     of network k. Rows i and i + n_rows / 2 are views of the image index[k][i]; the first `n_delayed` images are of D.
+    With DISTILS also remembered (n_images, n_classes) and known (n_classes,).
     """
     network = tl.program_id(1).to(tl.int64)
     n = n_rows // 2
@@ -326,15 +331,25 @@ def joint_cross_entropy_kernel(
     share = tl.load(weights + image, mask=real, other=0.0) * tl.where(group == 0, delayed_share, purified_share)
     allowed_at = allowed + network * 2 * n_classes + group[:, None] * n_classes + column[None, :]
     takes_part = tl.load(allowed_at, mask=inside, other=0) != 0
-    x = tl.load(logits + network * n_rows * n_classes + row[:, None] * n_classes + column[None, :], mask=inside)
-    x = tl.where(takes_part, x, NEVER)
+    given = tl.load(logits + network * n_rows * n_classes + row[:, None] * n_classes + column[None, :], mask=inside)
+    x = tl.where(takes_part, given, NEVER)
     x = tl.where(column[None, :] < n_classes, x, -float("inf"))
     top = tl.max(x, 1)
     shares = tl.exp(x - top[:, None])
     total = tl.sum(shares, 1)
     hit = column[None, :] == label[:, None]
-    loss = top + tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1)
-    tl.store(losses + network * n_rows + row, loss * share, mask=real)
+    loss = (top + tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1)) * share
     g = tl.where(takes_part, shares / total[:, None] - hit.to(tl.float32), 0.0) * share[:, None]
+    if DISTILS:
+        known += network * n_classes
+        is_known = tl.load(known + column, mask=column < n_classes, other=0) != 0
+        concerns = (group == 1) & (tl.load(known + label, mask=real, other=0) != 0)
+        wanted_at = remembered + network * n_images * n_classes + image[:, None] * n_classes + column[None, :]
+        error = given - tl.load(wanted_at, mask=inside, other=0.0)
+        error = tl.where(is_known[None, :] & concerns[:, None] & inside, error, 0.0)
+        scale = distillation / (2 * (n - n_delayed) * tl.maximum(tl.sum(is_known.to(tl.float32), 0), 1.0))
+        loss += scale * tl.sum(error * error, 1)
+        g += 2 * scale * error
+    tl.store(losses + network * n_rows + row, loss, mask=real)
     offset = network * n_rows * d_row + row[:, None] * d_row + column[None, :]
     tl.store(d + offset, g.to(d.dtype.element_ty), mask=inside)
