@@ -37,7 +37,7 @@ def own(state, images: np.ndarray) -> np.ndarray:
 
 
 def new_images(n: int) -> np.ndarray:
-    return np.stack([picture(500 + i, i % 3)[None] for i in range(n)])
+    return np.array([picture(500 + i, i % 3)[None] for i in range(n)], np.uint8).reshape(n, 1, 6, 6)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_onnx_predicts_the_same_in_onnxruntime(tmp_path, learner):
     assert (given.name, given.type, given.shape) == ("images", "tensor(uint8)", ["n", 1, 6, 6])
     facts = session.get_modelmeta().custom_metadata_map
     assert json.loads(facts["labels"]) == ["label 0", "label 1", "label 2"]
-    for n in (1, 40):
+    for n in (0, 1, 40):
         [found] = session.run(["probabilities"], {"images": new_images(n)})
         np.testing.assert_allclose(found, own(state, new_images(n)), atol=1e-4)
     assert done.check.n == 60 and done.check.difference < 1e-4
@@ -146,13 +146,19 @@ def test_a_network_with_batch_norm_has_a_graph():
     torch.testing.assert_close(found, classifier.probabilities(images), atol=1e-6, rtol=0)
 
 
-def test_a_file_that_predicts_otherwise_is_not_written(tmp_path, state, monkeypatch):
+OTHER = {1 / 3: r"differs from the state's own by .* so nothing is written", np.nan: "is not a number, so nothing is"}
+
+
+@pytest.mark.parametrize(("probability", "error"), OTHER.items())
+def test_a_file_that_predicts_otherwise_is_not_written(tmp_path, state, monkeypatch, probability, error):
     class Other:
         def probabilities(self, images: torch.Tensor) -> torch.Tensor:
-            return torch.full((len(images), 3), 1 / 3)
+            found = torch.from_numpy(own(state, images.numpy()))
+            found[len(found) // 2] = probability
+            return found
 
     monkeypatch.setattr(Opinion, "with_tensors", lambda *values: Other())
-    with pytest.raises(UserError, match=r"differs from the state's own by .* so nothing is written"):
+    with pytest.raises(UserError, match=error):
         export(state, "safetensors", tmp_path / "model")
     assert not list((tmp_path / "model").iterdir())
 
@@ -210,6 +216,11 @@ def test_a_label_cannot_break_the_card(tmp_path):
 def test_what_export_refuses(tmp_path, state):
     with pytest.raises(UserError, match="choose onnx, torch, safetensors"):
         export(state, "pickle", tmp_path / "model")
+    (tmp_path / "link").symlink_to(state)
+    for out in (state, tmp_path / "link", state / ".." / state.name):
+        with pytest.raises(UserError, match="is the folder of the state: choose another --out"):
+            export(state, "safetensors", out)
+    assert not (state / "README.md").exists()
     (tmp_path / "README.md").write_text("# My project\n")
     with pytest.raises(UserError, match="is not a model card"):
         export(state, "safetensors", tmp_path)

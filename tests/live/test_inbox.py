@@ -173,3 +173,58 @@ def test_the_activity_ends(tmp_path):
     finally:
         training.stop()
         thread.join()
+
+
+def test_refused_samples_take_no_room(tmp_path, monkeypatch):
+    with tiny(tmp_path / "state", "full-memory"), Inbox.opened(tmp_path / "state") as inbox:
+        monkeypatch.setattr(inboxes, "_MAX_BYTES", 10_000)
+        for start in range(0, 40, 8):
+            inbox.add([Sample(f"r{i}", "a", b"x" * 1000) for i in range(start, start + 8)], nothing)
+            inbox.settle([], {number: "has a feature that is NaN" for number, _ in inbox.next()})
+        assert inbox.counts() == (0, 0, 40, 0)
+        assert inbox.database.execute("SELECT sum(length(image)) FROM samples").fetchone() == (0,)
+        [again] = inbox.add([Sample("r0", "a", b"x" * 1000)], nothing)
+        assert again.error == "has a feature that is NaN"
+
+
+def test_images_that_an_earlier_version_kept_of_refused_samples_take_no_room(tmp_path, monkeypatch):
+    with tiny(tmp_path / "state", "full-memory"), Inbox.opened(tmp_path / "state") as inbox:
+        monkeypatch.setattr(inboxes, "_MAX_BYTES", 10_000)
+        inbox.add([Sample(f"r{i}", "a", b"x" * 1000) for i in range(10)], nothing)
+        inbox.database.execute("UPDATE samples SET refusal = 'is not taken'")
+        assert inbox.counts() == (0, 0, 10, 0)
+        [again, new] = inbox.add([Sample("r0", "a", b"x" * 1000), Sample("n", "a", b"x")], nothing)
+        assert (again.error, new.result) == ("is not taken", "stored")
+
+
+def test_the_state_is_asked_before_a_label_is_acknowledged(tmp_path):
+    [first] = samples(0, 1)
+    with tiny(tmp_path / "state", "full-memory") as session, Inbox.opened(tmp_path / "state") as inbox:
+
+        def known(sample: Sample) -> bool:
+            return session.store.knows(sample.id, sample.label, None)
+
+        inbox.add([first._replace(label=None)], known)
+        session.take(items(0, 1))  # meanwhile, by another way
+        [other] = inbox.add([Sample("s0", "label 1", None)], known)
+        assert other.error is not None and "was added before with the label 'label 0'" in other.error
+        assert inbox.counts().unlabelled == 1 and inbox.counts().waiting == 0
+        [same] = inbox.add([Sample("s0", "label 0", None)], known)
+        assert same.result == "known"
+        assert absorb(session, inbox) == 1
+        assert inbox.counts() == (0, 0, 0, 0) and session.store.n_samples == 1
+
+
+def test_a_refusal_does_not_hide_the_sample_of_the_state(tmp_path):
+    [first] = samples(0, 1)
+    with tiny(tmp_path / "state", "full-memory") as session, Inbox.opened(tmp_path / "state") as inbox:
+
+        def known(sample: Sample) -> bool:
+            return session.store.knows(sample.id, sample.label, None)
+
+        inbox.add([first._replace(label="label 2")], known)
+        session.take(items(0, 1))  # meanwhile, by another way
+        absorb(session, inbox)
+        assert inbox.counts().refused == 1
+        found = inbox.add([Sample("s0", "label 0", None), first, first._replace(label="label 2")], known)
+        assert [receipt.result for receipt in found] == ["known", "known", "refused"]

@@ -32,7 +32,7 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 class NoTraining:
     """Stands for the process that trains, where a test does not need it."""
 
-    activity, error, n_starts, pid = "ready", None, 1, 1
+    activity, error, n_starts, responds = "ready", None, 1, True
 
     def __init__(self, snapshots) -> None:
         self.snapshots = snapshots

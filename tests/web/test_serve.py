@@ -5,6 +5,7 @@ import base64
 import json
 import socket
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -375,7 +376,16 @@ WRONG = {
     "fractions": {"inputs": [tensor(ONE, data=[0.5] * 36)]},
     "text": {"inputs": [tensor(ONE, data=["a"] * 36)]},
     "true": {"inputs": [tensor(ONE, data=[True] * 36)]},
+    "true among numbers": {"inputs": [tensor(ONE, data=[True] + [1] * 35)]},
+    "one long text and many short ones": {"inputs": [tensor(ONE, data=["x" * 1000] + ["a"] * 35)]},
     "ragged data": {"inputs": [tensor(ONE, data=[[1] * 35, 1])]},
+    "one level too few": {"inputs": [tensor(ONE, data=ONE[0].tolist())]},
+    "one level too many": {"inputs": [tensor(ONE, data=[ONE.tolist()])]},
+    "channels last": {"inputs": [tensor(ONE, data=ONE.transpose(0, 2, 3, 1).tolist())]},
+    "another height and width": {"inputs": [tensor(ONE, data=ONE.reshape(1, 1, 4, 9).tolist())]},
+    "rows": {"inputs": [tensor(ONE, data=ONE.reshape(18, 2).tolist())]},
+    "a list among numbers": {"inputs": [tensor(ONE, data=[1] * 35 + [[1]])]},
+    "an object as data": {"inputs": [tensor(ONE, data={"0": 1})]},
     "no data": {"inputs": [tensor(ONE, data=None)]},
     "binary data that is missing": {"inputs": [tensor(ONE, parameters={"binary_data_size": 36})]},
     "parameters of another type": {"inputs": [tensor(ONE)], "parameters": 3},
@@ -391,6 +401,16 @@ def test_wrong_shapes_and_types_are_refused(client, values):
     answer = client.post(INFER, json=values)
     assert answer.status_code == 400
     assert answer.json()["error"].endswith(".")
+
+
+def test_one_long_text_among_many_does_not_fill_the_memory(client):
+    body = {"inputs": [tensor(ONE, data=["x" * 100_000] + ["a"] * 1000)]}  # numpy would take 400 MB
+    tracemalloc.start()
+    try:
+        assert client.post(INFER, json=body).status_code == 400
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("length", ["x", "-1", "10000", "9" * 30])

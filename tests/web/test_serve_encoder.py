@@ -124,6 +124,9 @@ def test_the_protocol_takes_features(client, state):
         {"data": [0.5] * 11},
         {"data": ["a"] * 12},
         {"data": [1e300] * 12},
+        {"data": [10**400] * 12},
+        {"data": [True] + [0.5] * 11},
+        {"data": [[0.5] * 6, [0.5] * 6]},
         {"data": None},
     ],
 )

@@ -1,14 +1,18 @@
 """Failures around `serve`: a state that is gone, odd requests, clients that go on sending, a trainer that is killed."""
 
 import io
+import os
 import shutil
+import signal
 import socket
+import sys
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from review_page import wait_until
 from served_state import asking, encoded, judged, on_a_port, sample
 
 from purereplay.live.inbox import Receipt
@@ -100,6 +104,35 @@ def test_a_line_that_a_kill_has_cut_does_not_end_the_thread(tmp_path, monkeypatc
     trainer = Trainer(tmp_path, "cpu", on_model=lambda: None)
     trainer._follow()
     assert trainer.ready.is_set() and trainer.error == "The process that trains ended with code -9."
+
+
+ALIVE = """
+import threading
+from purereplay.live import trainer
+trainer._BEAT = 0.05
+trainer._beat(lambda *event: print(event, flush=True), threading.Event())
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX")
+def test_a_training_process_that_is_stopped_is_told(state, monkeypatch):
+    monkeypatch.setattr(training, "_SILENCE", 2)
+    start = training.subprocess.Popen
+    monkeypatch.setattr(training.subprocess, "Popen", lambda _, **how: start([sys.executable, "-c", ALIVE], **how))
+    with asking(state) as (client, made):
+        trainer = made.interface.trainer = Trainer(state, "cpu", on_model=lambda: None)
+        thread = threading.Thread(target=trainer._follow)
+        thread.start()
+        try:
+            wait_until(lambda: trainer.pid is not None)
+            os.kill(trainer.pid, signal.SIGSTOP)
+            wait_until(lambda: client.get("/health").status_code == 503)
+            assert client.get("/health").json() == {"status": "not training", "predicts": True, "trains": False}
+            os.kill(trainer.pid, signal.SIGCONT)
+            wait_until(lambda: client.get("/health").status_code == 200)
+        finally:
+            trainer._process.kill()
+            thread.join()
 
 
 def test_the_status_does_not_wait_for_samples_that_take_long(state, monkeypatch):

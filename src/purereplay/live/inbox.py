@@ -5,7 +5,8 @@
 Training holds the lock of a state for a long time, so a server does not write into the state itself. It records samples
 here, and the process that trains moves them into the state between two steps (`absorb`). A sample is on the disk when
 `add` returns. A row is removed after the state has committed its sample, so a kill in between moves it again, which
-changes nothing. A label that comes later gives its sample a place at the end.
+changes nothing. A label that comes later gives its sample a place at the end. A sample that the state refuses after all
+stays with the reason, without its image.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TABLES = OwnTables(
         number INTEGER PRIMARY KEY,  -- in the order in which the samples enter the state
         id TEXT NOT NULL UNIQUE,
         label TEXT,  -- NULL: it comes later
-        image BLOB NOT NULL,  -- an image file
+        image BLOB NOT NULL,  -- an image file; empty if it is refused
         digest BLOB NOT NULL,  -- of id, label and image
         refusal TEXT  -- why the state does not take it; such a sample stays here
     );
@@ -61,16 +62,22 @@ class Receipt(NamedTuple):
     error: str | None = None  # the reason for refusing it
 
 
+class _Row(NamedTuple):
+    number: int
+    sample: Sample
+    refusal: str | None
+
+
 class Counts(NamedTuple):
     """Samples in the inbox."""
 
     waiting: int  # for the process that trains
     unlabelled: int
     refused: int  # by the state
-    n_bytes: int
+    n_bytes: int  # of images, without those that an earlier version kept of refused samples
 
 
-# Sample that no inbox holds -> whether the state holds it; Refused if the state has another one of this id
+# Sample as it was sent -> whether the state holds it; Refused if the state has another one of this id
 Known = Callable[[Sample], bool]
 
 
@@ -111,27 +118,37 @@ class Inbox:
             return Receipt(sample.id, "refused", str(reason))
 
     def _result(self, sample: Sample, known: Known) -> str:
-        found = self._query("SELECT number, label, image, digest, refusal FROM samples WHERE id = ?", sample.id)
-        if found:
-            [[number, *values, refusal]] = found
-            row = _checked(self.path, sample.id, *values)
-            if refusal is not None:
-                raise Refused(refusal)  # by the state, after it was acknowledged
-            if sample.image is not None and sample.image != row.image:
-                raise Refused("was sent before with another image: use a new id")
-            if sample.label is None or sample.label == row.label:
-                return "waits for a label" if row.label is None else "known"
-            if row.label is not None:
-                raise Refused(f"was sent before with the label {row.label!r}: change it with `purereplay correct`")
-            self._query("DELETE FROM samples WHERE number = ?", number)
-            self._insert(row._replace(label=sample.label))
-            return "labelled"
-        if known(sample):
+        row = self._row(sample.id)
+        if known(sample):  # also if it came into the state by another way
+            if row is not None and row.refusal is None and row.sample.label is None and sample.label is not None:
+                self._give_label(row, sample.label)  # so that the state takes or refuses its image
             return "known"
-        if sample.image is None:
-            raise Refused("is not known: send its image")
-        self._insert(sample)
-        return "waits for a label" if sample.label is None else "stored"
+        if row is None:
+            if sample.image is None:
+                raise Refused("is not known: send its image")
+            self._insert(sample)
+            return "waits for a label" if sample.label is None else "stored"
+        if row.refusal is not None:
+            raise Refused(row.refusal)  # by the state, after it was acknowledged
+        if sample.image is not None and sample.image != row.sample.image:
+            raise Refused("was sent before with another image: use a new id")
+        if sample.label is None or sample.label == row.sample.label:
+            return "waits for a label" if row.sample.label is None else "known"
+        if row.sample.label is not None:
+            raise Refused(f"was sent before with the label {row.sample.label!r}: change it with `purereplay correct`")
+        self._give_label(row, sample.label)
+        return "labelled"
+
+    def _row(self, identity: str) -> _Row | None:
+        found = self._query("SELECT number, label, image, digest, refusal FROM samples WHERE id = ?", identity)
+        if not found:
+            return None
+        [[number, *values, refusal]] = found
+        return _Row(number, _checked(self.path, identity, *values), refusal)
+
+    def _give_label(self, row: _Row, label: str) -> None:
+        self._query("DELETE FROM samples WHERE number = ?", row.number)
+        self._insert(row.sample._replace(label=label))
 
     def _insert(self, sample: Sample) -> None:
         [[last]] = self._query("SELECT coalesce(max(number), 0) FROM samples")
@@ -147,7 +164,8 @@ class Inbox:
         """Return how many samples are here."""
         [found] = self._query(
             "SELECT coalesce(sum(label NOT NULL AND refusal IS NULL), 0), coalesce(sum(label IS NULL), 0),"
-            " coalesce(sum(refusal NOT NULL), 0), coalesce(sum(length(image)), 0) FROM samples"
+            " coalesce(sum(refusal NOT NULL), 0), coalesce(sum(length(image)) FILTER (WHERE refusal IS NULL), 0)"
+            " FROM samples"
         )
         return Counts(*map(int, found))
 
@@ -170,11 +188,13 @@ class Inbox:
         return found
 
     def settle(self, taken: Sequence[int], refused: dict[int, str]) -> None:
-        """Remove samples that the state has committed, and note why it does not take others."""
+        """Remove samples that the state has committed, and the images of others; note why it does not take these."""
         with self._transaction(), schema.database_errors(self.path):
             self.database.executemany("DELETE FROM samples WHERE number = ?", [(number,) for number in taken])
-            rows = [(reason, number) for number, reason in refused.items()]
-            self.database.executemany("UPDATE samples SET refusal = ? WHERE number = ?", rows)
+            for number, reason in refused.items():
+                [[identity, label]] = self._query("SELECT id, label FROM samples WHERE number = ?", number)
+                values = (b"", _digest(Sample(identity, label, None)), reason, number)
+                self._query("UPDATE samples SET image = ?, digest = ?, refusal = ? WHERE number = ?", *values)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """The process that trains a state for a server: `python -m purereplay.live.trainer STATE DEVICE [ENCODER]`.
 
 Standard input is the server: a line "look" after samples were added, and "stop" at the end. If it closes without
-"stop", the server is gone, and the process ends at once. Standard output has one JSON line per event.
+"stop", the server is gone, and the process ends at once. Standard output has one JSON line per event,
+and one every few seconds, so that the server notices a process that does not go on.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from purereplay.errors import UserError
 from purereplay.live.session import make_engine
 from purereplay.live.settings import Wanted, wanted_encoder
-from purereplay.live.training import Training
+from purereplay.live.training import Tell, Training
 
 _NICE = 10  # training takes the time that predictions leave
+_BEAT = 10.0  # seconds between two signs of life
 
 
 def main(state: str, device: str, encoder: str | None = None) -> None:
@@ -35,6 +37,8 @@ def main(state: str, device: str, encoder: str | None = None) -> None:
             lines.write(json.dumps({"event": kind, "text": text}) + "\n")
             lines.flush()
 
+    ended = threading.Event()
+    threading.Thread(target=_beat, args=(tell, ended), daemon=True).start()
     try:
         wanted = None if encoder is None else Wanted(encoder=wanted_encoder(encoder))
         training = Training(Path(state), make_engine(device), tell, wanted)
@@ -43,6 +47,15 @@ def main(state: str, device: str, encoder: str | None = None) -> None:
     except UserError as error:
         tell("error", str(error))
         sys.exit(2)
+    finally:
+        ended.set()
+
+
+def _beat(tell: Tell, ended: threading.Event) -> None:
+    """Tell every few seconds that the process runs, also within a long step."""
+    with suppress(OSError):  # the server is gone
+        while not ended.wait(_BEAT):
+            tell("alive", "")
 
 
 def _listen(training: Training) -> None:

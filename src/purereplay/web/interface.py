@@ -190,7 +190,7 @@ class Interface:
         }
 
     async def health(self, request: Request) -> Response:
-        has_state, runs = (self.state / DATABASE).exists(), self.trainer.pid is not None
+        has_state, runs = (self.state / DATABASE).exists(), self.trainer.responds
         facts = {
             "status": "no state" if not has_state else "ok" if runs else "not training",
             "predicts": self.snapshots.current is not None,
@@ -205,7 +205,7 @@ class Interface:
             "snapshot_swaps_total": ("counter", "Classifiers that were taken into use.", facts["swaps"]),
             "snapshot_failures_total": ("counter", "Classifiers that were not.", facts["failed_snapshots"]),
             "snapshot_age_seconds": ("gauge", "Age of the classifier.", time.time() - snapshot.made if snapshot else 0),
-            "training_up": ("gauge", "1 while the process that trains runs.", float(self.trainer.pid is not None)),
+            "training_up": ("gauge", "1 while the process that trains runs.", float(self.trainer.responds)),
             "training_starts_total": ("counter", "Starts of the process that trains.", facts["training_starts"]),
             "inbox_waiting": ("gauge", "Acknowledged samples that wait for training.", facts["inbox"]["waiting"]),
             "inbox_unlabelled": ("gauge", "Samples without a label yet.", facts["inbox"]["unlabelled"]),

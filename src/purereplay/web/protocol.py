@@ -26,6 +26,7 @@ from purereplay.web.gate import Json, Problem, read_body, read_json
 from purereplay.web.intake import MAX_ITEMS
 from purereplay.web.interface import Interface
 from purereplay.web.snapshots import Snapshot
+from purereplay.web.tensors import bytes_of, flat, floats_of
 
 OUTPUTS = ("probabilities", "label")
 _SPLIT = "Inference-Header-Content-Length"
@@ -178,28 +179,20 @@ def _inputs(inputs: object, tail: bytes, snapshot: Snapshot) -> Inputs:
         return _finite(np.frombuffer(tail, kind).reshape(given), name)
     if tail:
         raise Problem(400, "The body has binary data that belongs to no input.")
-    return _numbers(tensor.get("data"), size, snapshot).reshape(given)
+    return _numbers(tensor.get("data"), given, snapshot)
 
 
-def _numbers(data: object, size: int, snapshot: Snapshot) -> Inputs:
-    """Return numbers from a list, flat or nested."""
+def _numbers(data: object, shape: list[int], snapshot: Snapshot) -> Inputs:
+    """Return numbers from JSON; Problem if they are others than the shape and the type of the input say."""
     name = _input(snapshot)
-    what = "numbers" if snapshot.takes_features else "whole numbers from 0 to 255"
-    wrong = Problem(400, f"The data of {name!r} must be {size:,} {what}.")
-    if not isinstance(data, list):
-        raise wrong
     try:
-        found = np.asarray(data)
-    except (ValueError, OverflowError, RecursionError):
-        raise wrong from None
-    if found.size != size or found.dtype.kind not in ("iuf" if snapshot.takes_features else "iu"):
-        raise wrong
-    if snapshot.takes_features:
-        with np.errstate(over="ignore"):
-            return _finite(found.astype(np.float32), name)
-    if found.min() < 0 or found.max() > 255:
-        raise wrong
-    return found.astype(np.uint8)
+        values = flat(data, shape)
+        found = floats_of(values) if snapshot.takes_features else bytes_of(values)
+    except ValueError:
+        what = "numbers" if snapshot.takes_features else "whole numbers from 0 to 255"
+        size = math.prod(shape)
+        raise Problem(400, f"The data of {name!r} must be {size:,} {what}, flat or nested as {shape}.") from None
+    return _finite(found.reshape(shape), name)
 
 
 def _finite(values: Inputs, name: str) -> Inputs:

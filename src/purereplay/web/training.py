@@ -17,6 +17,7 @@ from purereplay.errors import UserError
 _START = 120.0  # seconds until the state must be open
 _STOP = 60.0  # seconds for the last step; a kill loses nothing
 _BACKOFF = (1.0, 30.0)  # seconds until the next start, doubled each time up to the second number
+_SILENCE = 60.0  # seconds without a sign of life, which comes every ten, after which the process does not respond
 _STEADY = 60.0  # seconds of running after which the first pause applies again
 
 
@@ -35,6 +36,7 @@ class Trainer(threading.Thread):
         self.ready = threading.Event()
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
+        self._heard = time.monotonic()  # when the process told something last
         self._lock = threading.Lock()
 
     @property
@@ -42,6 +44,11 @@ class Trainer(threading.Thread):
         """Number of the process; None if it does not run."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
+
+    @property
+    def responds(self) -> bool:
+        """Whether the process runs and has told something lately."""
+        return self.pid is not None and time.monotonic() - self._heard < _SILENCE
 
     def wait_until_ready(self) -> None:
         """Return once the state is open; UserError if it cannot be opened."""
@@ -111,9 +118,11 @@ class Trainer(threading.Thread):
                 start_new_session=True,  # see `trainer`
             )
         self.n_starts += 1
+        self._heard = time.monotonic()
         reason = None
         assert process.stdout is not None
         for line in process.stdout:
+            self._heard = time.monotonic()
             kind, text = _event(line)
             if kind == "activity":
                 self.activity = text

@@ -50,6 +50,8 @@ def export(
     if form not in NAMES:
         raise UserError(f"The form {form!r} is unknown: choose {', '.join(NAMES)}.")
     with Store.reading(state) as store:
+        if out.exists() and out.samefile(state):
+            raise UserError(f"{out} is the folder of the state: choose another --out.")
         for name in (NAMES[form], CARD):
             store.check_destination(out / name)
         _check_card(out / CARD)

@@ -7,6 +7,7 @@ probability is an error, and nothing is written.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ class Check(NamedTuple):
     """Comparison of a file with the state's own classifier."""
 
     n: int  # images
-    difference: float  # largest of any probability
+    difference: float  # largest of any probability; NaN if one of them is
 
 
 def write_model(form: str, classifier: Predictor, facts: dict[str, Any], images: Images, out: Path) -> Check:
@@ -46,6 +47,11 @@ def write_model(form: str, classifier: Predictor, facts: dict[str, Any], images:
     with whole_file(out) as part:
         predict = write(classifier, facts, images, part)
         check = _compared(classifier, predict, images)
+        if math.isnan(check.difference):
+            raise UserError(
+                "The exported classifier gives a probability that is not a number, so nothing is written: choose "
+                "another --to."
+            )
         if check.difference > TOLERANCE:
             raise UserError(
                 f"The exported classifier differs from the state's own by {check.difference:.1e} in a probability, "
@@ -64,7 +70,7 @@ def _compared(classifier: Predictor, predict: Callable[[Images], Real], images: 
     for start in range(0, len(images), _AT_ONCE):
         some = images[start : start + _AT_ONCE]
         own = classifier.probabilities(torch.from_numpy(some)).cpu().numpy()
-        largest = max(largest, float(np.abs(own - predict(some)).max()))
+        largest = float(np.maximum(largest, np.abs(own - predict(some)).max()))  # `max` would drop NaN
     return Check(len(images), largest)
 
 

@@ -93,22 +93,22 @@ class _PatchFeatures(nn.Module):
         small = patches.shrunk_size(shape[1:])
         self.shrinks = small != tuple(shape[1:])
         self.size = self.filters.shape[-1]
-        self.register_buffer("down_rows", _averages(shape[1], small[0]))
+        self.register_buffer("down_rows", _averages(shape[1], small[0]).T)
         self.register_buffer("down_columns", _averages(shape[2], small[1]).T)
         left = [n - self.size + 1 for n in small]
-        self.register_buffer("rows", _averages(left[0], patches.GRID))
+        self.register_buffer("rows", _averages(left[0], patches.GRID).T)
         self.register_buffer("columns", _averages(left[1], patches.GRID).T)
 
     def forward(self, images: Tensor) -> Tensor:
         pixels = images.float() / 255
         if self.shrinks:
-            pixels = self.down_rows @ pixels @ self.down_columns
+            pixels = _averaged(pixels, self.down_rows, self.down_columns)
         mean = F.avg_pool2d(pixels.mean(1, keepdim=True), self.size, 1)
         square = F.avg_pool2d(pixels.square().mean(1, keepdim=True), self.size, 1)
         contrast = ((square - mean.square()).clamp(min=0) + patches.CONTRAST).sqrt()
         response = (F.conv2d(pixels, self.filters) - mean * self.whole) / contrast - self.offset
         both = torch.cat([F.relu(response - patches.THRESHOLD), F.relu(-response - patches.THRESHOLD)], 1)
-        pooled = (self.rows @ both @ self.columns).flatten(1)
+        pooled = _averaged(both, self.rows, self.columns).flatten(1)
         return ((pooled - self.mean) / self.scale) @ self.directions
 
 
@@ -128,6 +128,20 @@ class _VectorFeatures(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         clipped = ((vectors.double() - self.mean) / self.scale).clamp(-CLIP, CLIP).float()
         return clipped @ self.directions if self.has_directions else clipped
+
+
+def _averaged(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return images (n, C, H, W) averaged by matrices (H, h) and (W, w), as (n, C, h, w).
+
+    Products have two axes and the matrix on the right: onnxruntime refuses others if there are no images.
+    """
+    turned = _times(images, columns).transpose(2, 3)
+    return _times(turned, rows).transpose(2, 3)
+
+
+def _times(images: Tensor, matrix: Tensor) -> Tensor:
+    n, channels, height, width = images.shape
+    return (images.reshape(n * channels * height, width) @ matrix).reshape(n, channels, height, matrix.shape[1])
 
 
 def _averages(n: int, parts: int) -> Tensor:
