@@ -274,8 +274,28 @@ def test_an_encoder_that_works_no_more_is_an_error_and_not_that_of_the_images():
 
     encoder = as_encoder(own(embed))
     works[0] = False
-    with pytest.raises(UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"):
-        encoder.embed(images(20))
+    for n in (20, 1):  # one image too: a server takes samples one by one, and refuses one with a reason for ever
+        with pytest.raises(UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"):
+            encoder.embed(images(n))
+
+
+@pytest.mark.parametrize("begins", [2, 4])  # in the second batch, and while the images of the first are tried
+def test_an_encoder_that_fails_for_some_calls_blames_no_image(begins):
+    calls = []
+
+    def embed(x):
+        calls.append(len(x))
+        if 2 + begins <= len(calls) < 2 + begins + 12:  # two calls are the trial
+            raise OSError("connection lost")
+        return marked(x, with_nan)
+
+    encoder, x = as_encoder(own(embed)), images(20)
+    if begins == 4:
+        x[0] = MARK
+    with pytest.raises(UserError, match="connection lost"):
+        encoder.embed(x)
+    calls[:] = [0] * 100  # it works again
+    assert list(encoder.embed(x).reasons) == ([0] if begins == 4 else [])
 
 
 def of_its_batch(x):

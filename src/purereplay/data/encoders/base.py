@@ -74,20 +74,25 @@ class CheckedEncoder:
             try:
                 features[start : start + len(part)] = self._rows(part)
             except _Wrong:
+                self._check_works()
+                found = len(reasons)
                 for row, image in enumerate(part, start):
                     try:
                         features[row] = self._rows(image[None])[0]
                     except _Wrong as reason:
                         reasons[row] = str(reason)
-        if n > 1 and len(reasons) == n:
-            self._try_again(reasons[0])
+                if len(reasons) > found:
+                    self._check_works()  # still: it may have begun to fail meanwhile
         return Embedded(features, reasons)
 
-    def _try_again(self, reason: str) -> None:
-        """Raise UserError if the encoder fails on the trial images too, so that the images are not to blame."""
+    def _check_works(self) -> None:
+        """Raise UserError if the encoder fails on the trial images too, so that the images are not to blame.
+
+        An image with a reason is refused for ever, so a failure of the encoder itself must not become one.
+        """
         try:
             _asked(self.encoder, _trial(self.size, self.batch), self.dim)
-        except _Wrong:
+        except _Wrong as reason:
             raise UserError(f"The encoder {self.name} works no more: an image {reason}.") from None
 
     def _rows(self, images: Pixels) -> Features:
