@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -321,6 +322,30 @@ def test_an_encoder_that_prints_leaves_the_standard_output_alone(capsys, tmp_pat
     open_encoder("python:loud_encoder:embed").embed(images(2, 224))
     told = capsys.readouterr()
     assert not told.out and "loaded" in told.err and "called" in told.err
+
+
+def test_threads_that_share_an_encoder_leave_the_standard_output_alone(capsys):
+    both, alone, out = threading.Barrier(2, timeout=20), threading.Event(), sys.stdout
+
+    def embed(x):
+        print("called")
+        if threading.current_thread() is not threading.main_thread():
+            both.wait()  # both are within
+            if threading.current_thread().name == "second":
+                alone.wait(20)  # the first one leaves before
+        return means(x)[:, :2]
+
+    encoder = as_encoder(own(embed))
+    threads = [threading.Thread(target=encoder.embed, args=(images(2),), name=name) for name in ("first", "second")]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    print("another thread")
+    alone.set()
+    threads[1].join()
+    assert sys.stdout is out
+    told = capsys.readouterr()
+    assert told.out == "another thread\n" and told.err.count("called") == 4
 
 
 @pytest.mark.parametrize("text", ["def embed(x):\n    raise SystemExit(0)\n", "raise SystemExit(0)\n"])

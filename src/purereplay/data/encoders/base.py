@@ -8,14 +8,13 @@ on how many images came with it.
 from __future__ import annotations
 
 import hashlib
-import sys
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from purereplay.data.encoders.calls import Failed, own_code
 from purereplay.data.encoders.pictures import Pixels
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
@@ -139,15 +138,14 @@ def _trial(size: int, batch: int) -> Pixels:
 def _asked(encoder: Encoder, images: Pixels, dim: int | None) -> Features:
     """Return the encoder's features of images, or raise _Wrong."""
     try:
-        with redirect_stdout(sys.stderr):  # the standard output is the command's own: answers or a table
+        with own_code():
             values = np.asarray(encoder.embed(images.copy()))
-        if np.iscomplexobj(values):
-            raise ValueError("it has complex features")
-        with np.errstate(over="ignore"):  # found as infinity below
-            found = values.astype(np.float32)
-    except (Exception, SystemExit) as error:  # the encoder is the user's own, and may call `sys.exit`
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise _Wrong(f"cannot be encoded: {reason[:300]}") from error
+            if np.iscomplexobj(values):
+                raise ValueError("it has complex features")
+            with np.errstate(over="ignore"):  # found as infinity below
+                found = values.astype(np.float32)
+    except Failed as error:
+        raise _Wrong(f"cannot be encoded: {error}") from error
     if found.ndim != 2 or len(found) != len(images) or (dim is not None and found.shape[1] != dim):
         wanted = "d" if dim is None else dim
         raise _Wrong(f"gets features of shape {found.shape} from the encoder, not ({len(images)}, {wanted})")

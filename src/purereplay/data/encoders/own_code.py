@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from purereplay.data.encoders.base import BATCH, SIZE, Encoder, Features, digest_of
+from purereplay.data.encoders.calls import Failed, own_code
 from purereplay.data.encoders.options import Options
 from purereplay.data.encoders.pictures import Pixels
 from purereplay.errors import UserError
@@ -66,11 +66,10 @@ def _imported(module: str, text: str) -> Any:
     if added:
         sys.path.append(here)
     try:
-        with redirect_stdout(sys.stderr):  # as for its features
+        with own_code():
             return import_module(module)
-    except (Exception, SystemExit) as error:  # any: the module is the user's own
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise UserError(f"The encoder {text} cannot be imported: {reason}.") from None
+    except Failed as error:
+        raise UserError(f"The encoder {text} cannot be imported: {error}.") from None
     finally:
         if added:
             sys.path.remove(here)
