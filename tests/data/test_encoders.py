@@ -205,6 +205,71 @@ def test_an_encoder_that_cannot_be_opened(tmp_path, monkeypatch, text, reason):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_a_pipe_or_a_device_is_no_encoder(tmp_path, kind):
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it
+    (tmp_path / "zero").symlink_to("/dev/zero")  # without an end
+    for name in ("pipe", "zero"):
+        with pytest.raises(UserError, match=rf"The encoder .*{name} cannot be read: it is not a regular file\."):
+            open_encoder(f"{kind}:{tmp_path / name}")
+    with pytest.raises(UserError, match="its name holds a NUL character"):
+        open_encoder(f"{kind}:a\0b")
+
+
+ODD = """
+class Ending(BaseException):
+    pass
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("boom")
+class Object:
+    name, dim, size = "object", "48", 8
+    def embed(self, x):
+        return x.mean((2, 3))
+def embed(x):
+    return x.mean((2, 3))
+def big(x): return embed(x)
+big.size = "big"
+def pair(x): return embed(x)
+pair.size = (32, 32)
+def part(x): return embed(x)
+part.size = 32.7
+def no_batch(x): return embed(x)
+no_batch.batch = None
+def silent(x): raise Silent
+def ending(x): raise Ending("end")
+def interrupted(x): raise KeyboardInterrupt
+own = Object()
+def __getattr__(name):
+    raise RuntimeError("no " + name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("big", "has a size of the type str: set it to a whole number, such as 224"),
+        ("pair", "has a size of the type tuple"),
+        ("part", "has a size of the type float"),
+        ("no_batch", "has a batch of the type NoneType: set it to a whole number, such as 8"),
+        ("own", "The encoder object has a dim of the type str"),
+        ("silent", "a trial image cannot be encoded: Silent"),
+        ("ending", "a trial image cannot be encoded: end"),
+        ("missing", "cannot be used: no missing"),
+    ],
+)
+def test_odd_code_is_refused_in_one_sentence(tmp_path, monkeypatch, name, reason):
+    module("odd_code", monkeypatch, tmp_path, ODD)
+    with pytest.raises(UserError, match=reason):
+        open_encoder(f"python:odd_code:{name}")
+
+
+def test_an_interrupt_within_an_encoder_stays_one(tmp_path, monkeypatch):
+    module("odd_code", monkeypatch, tmp_path, ODD)
+    with pytest.raises(KeyboardInterrupt):
+        open_encoder("python:odd_code:interrupted")
+
+
 def own(embed, dim=2):
     return SimpleNamespace(name="own", dim=dim, size=SIZE, embed=embed)
 
@@ -276,7 +341,9 @@ def test_an_encoder_that_works_no_more_is_an_error_and_not_that_of_the_images():
     encoder = as_encoder(own(embed))
     works[0] = False
     for n in (20, 1):  # one image too: a server takes samples one by one, and refuses one with a reason for ever
-        with pytest.raises(UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"):
+        with pytest.raises(
+            UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"
+        ):
             encoder.embed(images(n))
 
 

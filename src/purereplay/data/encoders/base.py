@@ -8,6 +8,7 @@ on how many images came with it.
 from __future__ import annotations
 
 import hashlib
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -106,13 +107,14 @@ class _Wrong(Exception):
 def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     """Ask an encoder for the features of two images, and return it; UserError if they cannot be used."""
     name = str(getattr(encoder, "name", text))
-    size, batch = int(getattr(encoder, "size", SIZE)), int(getattr(encoder, "batch", BATCH))
+    size, batch = (_whole(encoder, own, default, name) for own, default in (("size", SIZE), ("batch", BATCH)))
     if not (1 <= size <= LARGEST and 1 <= batch <= _MOST_AT_ONCE):
         raise UserError(
             f"The encoder {name} takes images of {size:,} pixels, {batch:,} at once: use a size of 1 to {LARGEST:,} "
             f"and a batch of 1 to {_MOST_AT_ONCE:,}."
         )
-    images, dim = _trial(size, batch), getattr(encoder, "dim", None)
+    images = _trial(size, batch)
+    dim = None if getattr(encoder, "dim", None) is None else _whole(encoder, "dim", 0, name)
     try:
         found = _asked(encoder, images, dim)
         again = _asked(encoder, np.repeat(images[:1], batch, 0), dim)  # the same image among others
@@ -126,6 +128,18 @@ def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
             "save the model in evaluation mode, or remove what is random in it."
         )
     return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch)
+
+
+def _whole(encoder: Encoder, attribute: str, default: int, name: str) -> int:
+    """Return an attribute that must be a whole number; UserError if it is something else."""
+    value = getattr(encoder, attribute, default)
+    try:
+        return operator.index(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise UserError(
+            f"The encoder {name} has a {attribute} of the type {kind}: set it to a whole number, such as {default or 512}."
+        ) from None
 
 
 def _trial(size: int, batch: int) -> Pixels:

@@ -64,11 +64,11 @@ def _prints_to_stderr() -> Iterator[None]:
     with _lock:
         own = sys.stdout if isinstance(sys.stdout, _Output) else _Output(sys.stdout)
         own.threads.append(get_ident())
-        sys.stdout = own  # type: ignore[assignment]  # it has all attributes of the stream
+        sys.stdout = own  # it has all attributes of the stream
     try:
         yield
     finally:
         with _lock:
             own.threads.remove(get_ident())
-            if not own.threads and sys.stdout is own:  # type: ignore[comparison-overlap]
+            if not own.threads and sys.stdout is own:
                 sys.stdout = own.stream

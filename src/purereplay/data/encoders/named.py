@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +12,7 @@ import torch
 from purereplay.data.encoders.base import CheckedEncoder, Encoder, checked, digest_of
 from purereplay.data.encoders.feature_files import FeatureFile
 from purereplay.data.encoders.options import Named, parse_name
+from purereplay.data.files import open_regular
 from purereplay.errors import UserError
 
 NONE = "none"
@@ -96,9 +99,7 @@ def check_same(found: CheckedEncoder | FeatureFile, text: str, digest: str, owne
 def _from_file(named: Named) -> CheckedEncoder:
     path = Path(named.source)
     try:
-        if path.stat().st_size > _LARGEST:
-            raise UserError(f"{path} has more than {_LARGEST // 2**30} GiB, which no encoder may have.")
-        content = path.read_bytes()
+        content = _content(path)
     except OSError as error:
         raise UserError(f"The encoder {path} cannot be read: {error.strerror or error}.") from None
     encoder: Encoder
@@ -113,3 +114,17 @@ def _from_file(named: Named) -> CheckedEncoder:
     text = f"{named.kind}:{path.resolve()}" + (f"?{named.query}" if named.query else "")
     digest = digest_of(named.kind, content, str(named.options))
     return checked(encoder, text=text, digest=digest)
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file; OSError if it is a pipe or a device, which may have no end, or grows meanwhile."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "its name holds a NUL character")
+    with open(open_regular(path, follow=True), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _LARGEST:
+            raise UserError(f"{path} has more than {_LARGEST // 2**30} GiB, which no encoder may have.")
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise OSError(errno.EBUSY, "it changes while it is read")
+    return content

@@ -26,8 +26,9 @@ class FunctionEncoder:
 
     def __init__(self, name: str, function: Callable[[Pixels], Any], options: Options) -> None:
         self.name, self._function = name, function
-        self.size = options.size or int(getattr(function, "size", SIZE))
-        self.batch = int(getattr(function, "batch", BATCH)) if options.batch is None else options.batch
+        # whether they are whole numbers is checked with those of every encoder
+        self.size: Any = options.size or getattr(function, "size", SIZE)
+        self.batch: Any = getattr(function, "batch", BATCH) if options.batch is None else options.batch
 
     def embed(self, images: Pixels) -> Features:
         found = self._function(images)
@@ -43,16 +44,21 @@ def python_encoder(source: str, options: Options) -> tuple[Encoder, str]:
     if not module or not colon or not name:
         raise UserError(f"The encoder {text} must be written python:MODULE:FUNCTION.")
     found: Any = _imported(module, text)
-    origin = getattr(found, "__file__", None)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UserError(f"The encoder {text} cannot be used: {module} has no {part!r}.")
-        found = getattr(found, part)
-    version = str(getattr(found, "digest", getattr(found, "version", "")))
-    digest = digest_of(name, Path(origin).read_bytes() if origin else module, version)
-    if hasattr(found, "embed"):
+    try:
+        with own_code():
+            origin = getattr(found, "__file__", None)
+            for part in name.split("."):
+                if not hasattr(found, part):
+                    raise AttributeError(f"{module} has no {part!r}")
+                found = getattr(found, part)
+            version = str(getattr(found, "digest", getattr(found, "version", "")))
+            is_encoder, is_function = hasattr(found, "embed"), callable(found)
+            digest = digest_of(name, Path(origin).read_bytes() if origin else module, version)
+    except Failed as error:
+        raise UserError(f"The encoder {text} cannot be used: {error}.") from None
+    if is_encoder:
         return found, digest
-    if not callable(found):
+    if not is_function:
         raise UserError(
             f"The encoder {text} cannot be used: its type is {type(found).__name__}, and a function is needed."
         )
