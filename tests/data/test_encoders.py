@@ -395,7 +395,7 @@ def test_threads_that_share_an_encoder_leave_the_standard_output_alone(capsys):
     both, alone, out = threading.Barrier(2, timeout=20), threading.Event(), sys.stdout
 
     def embed(x):
-        print("called")
+        print("called")  # noqa: T201
         if threading.current_thread() is not threading.main_thread():
             both.wait()  # both are within
             if threading.current_thread().name == "second":
@@ -407,7 +407,7 @@ def test_threads_that_share_an_encoder_leave_the_standard_output_alone(capsys):
     for thread in threads:
         thread.start()
     threads[0].join()
-    print("another thread")
+    print("another thread")  # noqa: T201
     alone.set()
     threads[1].join()
     assert sys.stdout is out
@@ -440,6 +440,35 @@ def test_float64_and_float16_become_float32_and_complex_numbers_are_refused(recw
 def test_options_that_make_no_sense(tmp_path, options):
     with pytest.raises(UserError, match=r"must be greater than 0|names an option twice|a batch of 1 to 1,024"):
         open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}?{options}")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("python:ours:embed?mean=0.5", "does not take the option mean: use size, batch"),
+        ("python:ours:own?size=16", "does not take the option size: it takes none, so leave it out"),
+        ("onnx:m.onnx?input=uint8", "does not take the option input: use size, batch, output"),
+        ("onnx:m.onnx?std=0.1", "the option std, since it takes the pixels themselves: use size, batch, output"),
+        ("onnx:f.onnx?input=uint8", "does not take the option input: use size, batch, mean, std, output"),
+        ("torch:m.pt?output=x", "does not take the option output: use size, batch, mean, std, input"),
+        (
+            "torch:m.pt?input=uint8&mean=0",
+            "the option mean, since it takes the pixels themselves: use size, batch, input",
+        ),
+        ("file:f.npz?size=8", "does not take the option size: it takes none, so leave it out"),
+    ],
+)
+def test_an_option_that_the_encoder_does_not_take_is_refused(tmp_path, monkeypatch, text, reason):
+    module("ours", monkeypatch, tmp_path, FUNCTION + OBJECT)
+    write_onnx(tmp_path / "m.onnx")
+    write_onnx(tmp_path / "f.onnx", kind=TensorProto.FLOAT)
+    torch.jit.save(torch.jit.script(Averages()), "m.pt")
+    np.savez("f.npz", features=np.ones((2, 2)), ids=["a", "b"])
+    with pytest.raises(UserError, match=reason):
+        open_encoder(text)
+    if not text.startswith("file"):  # a state that names it still opens
+        assert open_encoder(text, again=True).embed(images(2, SIZE if "own" in text else 8)).features.shape == (2, 3)
 
 
 def test_features_do_not_depend_on_the_images_beside_them(tmp_path):

@@ -62,6 +62,12 @@ class CheckedEncoder:
     dim: int
     size: int
     batch: int
+    idle: str = ""  # the sentence that refuses an option that it does not use, if it was named with one
+
+    def check_options(self) -> None:
+        """Raise UserError if an option of its text is not used; states that name such an option still open."""
+        if self.idle:
+            raise UserError(self.idle)
 
     def embed(self, images: Pixels, watch: Progress | None = None) -> Embedded:
         """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder does not work any more."""
@@ -136,9 +142,9 @@ def _whole(encoder: Encoder, attribute: str, default: int, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        kind = type(value).__name__
         raise UserError(
-            f"The encoder {name} has a {attribute} of the type {kind}: set it to a whole number, such as {default or 512}."
+            f"The encoder {name} has a {attribute} of the type {type(value).__name__}: set it to a whole number, "
+            f"such as {default or 512}."
         ) from None
 
 
