@@ -115,3 +115,19 @@ def test_images_of_16_bits_and_transparent_ones_are_read_as_by_learn():
     assert found.reshape(2, 3).tolist() == [[100.0] * 3, [255.0] * 3]  # the higher eight bits; over white
     with pytest.raises(InputError, match="Sample 0 of X is a PIL image of floats"):
         encoded_samples(as_encoder(Means()), [Image.fromarray(np.zeros((9, 7), np.float32))])
+
+
+def test_images_whose_range_is_not_known_are_refused_and_do_not_become_black(tmp_path):
+    means, grey = as_encoder(Means()), Image.new("L", (9, 7), 100)
+    with pytest.raises(InputError, match=r"Sample 1 of X is a PIL image of integers of 32 bits: convert it to RGB"):
+        encoded_samples(means, [grey, grey.convert("I")])
+    narrow = Image.fromarray(np.full((9, 7), 100, np.uint16))  # as of convert("I;16")
+    with pytest.raises(InputError, match=r"Sample 0 of X is a PIL image of 16 bits with values below 256"):
+        encoded_samples(means, [narrow])
+    narrow.save(tmp_path / "dark.png")  # a file says its depth: it is dark, as for learn
+    deep = Image.fromarray(np.full((9, 7), 100 << 8, np.uint16))
+    deep.save(tmp_path / "deep.png")
+    deep.convert("I").save(tmp_path / "deep.pgm")  # opened in mode I
+    files = [Image.open(tmp_path / name) for name in ("dark.png", "deep.png", "deep.pgm")]
+    found = encoded_samples(means, [*files, Image.new("I;16", (9, 7))])
+    assert found[:, 0].ravel().tolist() == [0, 100, 100, 0]

@@ -744,9 +744,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             return read_samples(X)
         kept: tuple[str | Encoder, CheckedEncoder] | None = self.__dict__.get("_opened_encoder")
         if kept is None or kept[0] is not self.encoder:
-            kept = self.encoder, as_encoder(self.encoder)
+            kept = self.encoder, as_encoder(self.encoder, again=True)
             self.__dict__["_opened_encoder"] = kept
         encoder = kept[1]
+        if is_new:
+            encoder.check_options()
         if not is_new and digest is None:
             raise UserError("This classifier learned samples without an encoder: set encoder=None, or call fit.")
         if digest is not None:

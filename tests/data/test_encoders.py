@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -204,6 +205,71 @@ def test_an_encoder_that_cannot_be_opened(tmp_path, monkeypatch, text, reason):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_a_pipe_or_a_device_is_no_encoder(tmp_path, kind):
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it
+    (tmp_path / "zero").symlink_to("/dev/zero")  # without an end
+    for name in ("pipe", "zero"):
+        with pytest.raises(UserError, match=rf"The encoder .*{name} cannot be read: it is not a regular file\."):
+            open_encoder(f"{kind}:{tmp_path / name}")
+    with pytest.raises(UserError, match="its name holds a NUL character"):
+        open_encoder(f"{kind}:a\0b")
+
+
+ODD = """
+class Ending(BaseException):
+    pass
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("boom")
+class Object:
+    name, dim, size = "object", "48", 8
+    def embed(self, x):
+        return x.mean((2, 3))
+def embed(x):
+    return x.mean((2, 3))
+def big(x): return embed(x)
+big.size = "big"
+def pair(x): return embed(x)
+pair.size = (32, 32)
+def part(x): return embed(x)
+part.size = 32.7
+def no_batch(x): return embed(x)
+no_batch.batch = None
+def silent(x): raise Silent
+def ending(x): raise Ending("end")
+def interrupted(x): raise KeyboardInterrupt
+own = Object()
+def __getattr__(name):
+    raise RuntimeError("no " + name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("big", "has a size of the type str: set it to a whole number, such as 224"),
+        ("pair", "has a size of the type tuple"),
+        ("part", "has a size of the type float"),
+        ("no_batch", "has a batch of the type NoneType: set it to a whole number, such as 8"),
+        ("own", "The encoder object has a dim of the type str"),
+        ("silent", "a trial image cannot be encoded: Silent"),
+        ("ending", "a trial image cannot be encoded: end"),
+        ("missing", "cannot be used: no missing"),
+    ],
+)
+def test_odd_code_is_refused_in_one_sentence(tmp_path, monkeypatch, name, reason):
+    module("odd_code", monkeypatch, tmp_path, ODD)
+    with pytest.raises(UserError, match=reason):
+        open_encoder(f"python:odd_code:{name}")
+
+
+def test_an_interrupt_within_an_encoder_stays_one(tmp_path, monkeypatch):
+    module("odd_code", monkeypatch, tmp_path, ODD)
+    with pytest.raises(KeyboardInterrupt):
+        open_encoder("python:odd_code:interrupted")
+
+
 def own(embed, dim=2):
     return SimpleNamespace(name="own", dim=dim, size=SIZE, embed=embed)
 
@@ -274,8 +340,30 @@ def test_an_encoder_that_works_no_more_is_an_error_and_not_that_of_the_images():
 
     encoder = as_encoder(own(embed))
     works[0] = False
-    with pytest.raises(UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"):
-        encoder.embed(images(20))
+    for n in (20, 1):  # one image too: a server takes samples one by one, and refuses one with a reason for ever
+        with pytest.raises(
+            UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"
+        ):
+            encoder.embed(images(n))
+
+
+@pytest.mark.parametrize("begins", [2, 4])  # in the second batch, and while the images of the first are tried
+def test_an_encoder_that_fails_for_some_calls_blames_no_image(begins):
+    calls = []
+
+    def embed(x):
+        calls.append(len(x))
+        if 2 + begins <= len(calls) < 2 + begins + 12:  # two calls are the trial
+            raise OSError("connection lost")
+        return marked(x, with_nan)
+
+    encoder, x = as_encoder(own(embed)), images(20)
+    if begins == 4:
+        x[0] = MARK
+    with pytest.raises(UserError, match="connection lost"):
+        encoder.embed(x)
+    calls[:] = [0] * 100  # it works again
+    assert list(encoder.embed(x).reasons) == ([0] if begins == 4 else [])
 
 
 def of_its_batch(x):
@@ -303,6 +391,30 @@ def test_an_encoder_that_prints_leaves_the_standard_output_alone(capsys, tmp_pat
     assert not told.out and "loaded" in told.err and "called" in told.err
 
 
+def test_threads_that_share_an_encoder_leave_the_standard_output_alone(capsys):
+    both, alone, out = threading.Barrier(2, timeout=20), threading.Event(), sys.stdout
+
+    def embed(x):
+        print("called")  # noqa: T201
+        if threading.current_thread() is not threading.main_thread():
+            both.wait()  # both are within
+            if threading.current_thread().name == "second":
+                alone.wait(20)  # the first one leaves before
+        return means(x)[:, :2]
+
+    encoder = as_encoder(own(embed))
+    threads = [threading.Thread(target=encoder.embed, args=(images(2),), name=name) for name in ("first", "second")]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    print("another thread")  # noqa: T201
+    alone.set()
+    threads[1].join()
+    assert sys.stdout is out
+    told = capsys.readouterr()
+    assert told.out == "another thread\n" and told.err.count("called") == 4
+
+
 @pytest.mark.parametrize("text", ["def embed(x):\n    raise SystemExit(0)\n", "raise SystemExit(0)\n"])
 def test_an_encoder_that_exits_is_refused(tmp_path, monkeypatch, text):
     name = f"ending_{len(text)}"
@@ -328,6 +440,35 @@ def test_float64_and_float16_become_float32_and_complex_numbers_are_refused(recw
 def test_options_that_make_no_sense(tmp_path, options):
     with pytest.raises(UserError, match=r"must be greater than 0|names an option twice|a batch of 1 to 1,024"):
         open_encoder(f"onnx:{write_onnx(tmp_path / 'm.onnx')}?{options}")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("python:ours:embed?mean=0.5", "does not take the option mean: use size, batch"),
+        ("python:ours:own?size=16", "does not take the option size: it takes none, so leave it out"),
+        ("onnx:m.onnx?input=uint8", "does not take the option input: use size, batch, output"),
+        ("onnx:m.onnx?std=0.1", "the option std, since it takes the pixels themselves: use size, batch, output"),
+        ("onnx:f.onnx?input=uint8", "does not take the option input: use size, batch, mean, std, output"),
+        ("torch:m.pt?output=x", "does not take the option output: use size, batch, mean, std, input"),
+        (
+            "torch:m.pt?input=uint8&mean=0",
+            "the option mean, since it takes the pixels themselves: use size, batch, input",
+        ),
+        ("file:f.npz?size=8", "does not take the option size: it takes none, so leave it out"),
+    ],
+)
+def test_an_option_that_the_encoder_does_not_take_is_refused(tmp_path, monkeypatch, text, reason):
+    module("ours", monkeypatch, tmp_path, FUNCTION + OBJECT)
+    write_onnx(tmp_path / "m.onnx")
+    write_onnx(tmp_path / "f.onnx", kind=TensorProto.FLOAT)
+    torch.jit.save(torch.jit.script(Averages()), "m.pt")
+    np.savez("f.npz", features=np.ones((2, 2)), ids=["a", "b"])
+    with pytest.raises(UserError, match=reason):
+        open_encoder(text)
+    if not text.startswith("file"):  # a state that names it still opens
+        assert open_encoder(text, again=True).embed(images(2, SIZE if "own" in text else 8)).features.shape == (2, 3)
 
 
 def test_features_do_not_depend_on_the_images_beside_them(tmp_path):

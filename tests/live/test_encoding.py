@@ -222,6 +222,43 @@ def test_a_file_of_features_is_found_by_the_id(cli, tmp_path):
     assert done.code == 2 and "other.npz has other features of" in done.err
 
 
+def test_an_option_that_is_not_used_is_refused_for_a_new_state_only(cli, code, tmp_path, monkeypatch):
+    write_folder(tmp_path / "photos", 30)
+    text = f"{code()}?mean=0.5"
+    done = cli("learn", "photos", "--state", "state", "--encoder", text)
+    assert done.code == 2 and "does not take the option mean: use size, batch" in done.err
+    assert not (tmp_path / "state").exists()
+    with monkeypatch.context() as former:
+        former.setattr("purereplay.data.encoders.base.CheckedEncoder.check_options", lambda self: None)
+        assert cli("learn", "photos", "--state", "state", "--encoder", text).code == 0
+    for command in (("learn", "photos"), ("predict", "photos/red")):
+        assert cli(*command, "--state", "state", "--encoder", text).code == 0
+
+
+def test_every_known_row_of_a_later_file_of_features_is_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr("purereplay.live.encoding._COMPARED", 100)
+    rows = np.random.default_rng(0).normal(size=(1100, 2)).astype(np.float32)
+    ids = [str(i) for i in range(1100)]
+    rows[4, 0] = 0
+    np.savez("first.npz", features=rows, ids=ids)
+    image = encoded(picture(0, "red"))
+    with opened(tmp_path / "state", "file:first.npz") as session:
+        session.take([Item(name, "red", image) for name in ids])
+    rows[4, 0] = -0.0  # the same number in other bits
+    np.savez("more.npz", features=np.concatenate([rows, rows[:1]]), ids=[*ids, "new"])
+    with opened(tmp_path / "state", "file:more.npz"):
+        pass
+    for row in (1, 777, 1099):
+        other = rows.copy()
+        other[row] += 1
+        np.savez("other.npz", features=other, ids=ids)
+        with (
+            pytest.raises(UserError, match=f"has other features of {row} than"),
+            opened(tmp_path / "state", "file:other.npz"),
+        ):
+            pass
+
+
 def test_corrections_and_the_audit_work_with_features(cli, code, tmp_path):
     wrong = write_folder(tmp_path / "photos")
     cli("learn", "photos", "--state", "state", "--encoder", code())

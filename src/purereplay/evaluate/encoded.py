@@ -25,11 +25,14 @@ from purereplay.learners.recorded import fit_scale
 _named: dict[str, CheckedEncoder] = {}  # encoders that the user of this process has named, by digest
 
 
-def name_encoder(text: str) -> EncoderFacts:
-    """Open an encoder that the user has named, also one that runs code; UserError if it cannot be used."""
+def name_encoder(text: str, *, again: bool = False) -> EncoderFacts:
+    """Open an encoder that the user has named, also one that runs code; UserError if it cannot be used.
+
+    `again`: it is that of a saved run.
+    """
     if text.startswith("file:"):
         raise UserError(f"A run takes no encoder {text}: its filter compares a file of features with --features-file.")
-    found = as_encoder(text)
+    found = as_encoder(text, again=again)
     _named[found.digest] = found
     return EncoderFacts(found.text, found.digest, found.dim, found.size)
 
@@ -38,7 +41,7 @@ def name_again(text: str, facts: EncoderFacts | None, owner: object) -> None:
     """Open the encoder of a saved run, which the user names again; UserError if it is another one."""
     if facts is None:
         raise UserError(f"{owner} has no encoder: leave --encoder out.")
-    check_same(_named[name_encoder(text).digest], facts.text, facts.digest, str(owner))
+    check_same(_named[name_encoder(text, again=True).digest], facts.text, facts.digest, str(owner))
 
 
 def encode(dataset: Dataset, facts: EncoderFacts, progress: Progress | None = None) -> Dataset:

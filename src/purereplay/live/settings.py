@@ -91,6 +91,8 @@ class StateSettings:
 
 def new_settings(wanted: Wanted) -> NewSettings:
     """Return the settings of a new state; UserError if no state can have them."""
+    if isinstance(wanted.encoder, CheckedEncoder):
+        wanted.encoder.check_options()
     learner = wanted.learner or DEFAULT_LEARNER
     new = NewSettings(
         learner=learner,
@@ -114,10 +116,10 @@ def new_settings(wanted: Wanted) -> NewSettings:
 
 
 def wanted_encoder(text: str | None) -> Opened | Literal["none"] | None:
-    """Return the encoder that a text names; UserError if it cannot be used."""
+    """Return the encoder that a text names, perhaps that of a state that exists; UserError if it cannot be used."""
     if text is None:
         return None
-    return "none" if text == NONE else open_encoder(text)
+    return "none" if text == NONE else open_encoder(text, again=True)
 
 
 def encoder_facts(wanted: Wanted) -> EncoderFacts | None:

@@ -19,12 +19,13 @@ from purereplay.data.progress import Progress
 from purereplay.errors import InputError, InputTypeError
 
 _PIECE = 64  # images resized and encoded at once
+_DEEP = ("PNG", "PPM")  # formats whose images of mode I have 16 bits, in all or in former versions of Pillow
 
 
 def encoded_samples(encoder: CheckedEncoder, samples: Any, watch: Progress | None = None) -> Tensor:
     """Return the features float64 (n, dim, 1, 1) of images in any form that `read_samples` takes.
 
-    PIL images may have any size and mode; their EXIF orientation is applied.
+    PIL images may have any size, and any mode whose range is known; their EXIF orientation is applied.
     """
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Image.Image):
         images = [_colour(picture, row) for row, picture in enumerate(samples)]
@@ -41,10 +42,18 @@ def encoded_samples(encoder: CheckedEncoder, samples: Any, watch: Progress | Non
 def _colour(picture: Any, row: int) -> Pixels:
     if not isinstance(picture, Image.Image):
         raise InputTypeError(f"Sample {row} of X is a {type(picture).__name__}, but the first one is a PIL image.")
-    if picture.mode == "F":
-        raise InputError(f"Sample {row} of X is a PIL image of floats: convert it to RGB, with values of 0 to 255.")
+    if picture.mode == "F" or (picture.mode == "I" and picture.format not in _DEEP):
+        kind = "floats" if picture.mode == "F" else "integers of 32 bits"
+        raise InputError(f"Sample {row} of X is a PIL image of {kind}: convert it to RGB, with values of 0 to 255.")
     try:
+        if picture.mode.startswith("I;16") and picture.format is None and 0 < np.asarray(picture).max() < 256:
+            raise InputError(
+                f"Sample {row} of X is a PIL image of 16 bits with values below 256, as of a conversion from 8 bits: "
+                "convert it to RGB from its first mode."
+            )
         return np.asarray(plain(ImageOps.exif_transpose(picture)).convert("RGB")).transpose(2, 0, 1)
+    except InputError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # PIL reads the file only now
         raise InputError(f"Sample {row} of X cannot be read: {error}.") from error
 

@@ -8,14 +8,14 @@ on how many images came with it.
 from __future__ import annotations
 
 import hashlib
-import sys
-from contextlib import redirect_stdout
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from purereplay.data.encoders.calls import Failed, own_code
 from purereplay.data.encoders.pictures import Pixels
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
@@ -62,6 +62,12 @@ class CheckedEncoder:
     dim: int
     size: int
     batch: int
+    idle: str = ""  # the sentence that refuses an option that it does not use, if it was named with one
+
+    def check_options(self) -> None:
+        """Raise UserError if an option of its text is not used; states that name such an option still open."""
+        if self.idle:
+            raise UserError(self.idle)
 
     def embed(self, images: Pixels, watch: Progress | None = None) -> Embedded:
         """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder does not work any more."""
@@ -74,20 +80,25 @@ class CheckedEncoder:
             try:
                 features[start : start + len(part)] = self._rows(part)
             except _Wrong:
+                self._check_works()
+                found = len(reasons)
                 for row, image in enumerate(part, start):
                     try:
                         features[row] = self._rows(image[None])[0]
                     except _Wrong as reason:
                         reasons[row] = str(reason)
-        if n > 1 and len(reasons) == n:
-            self._try_again(reasons[0])
+                if len(reasons) > found:
+                    self._check_works()  # still: it may have begun to fail meanwhile
         return Embedded(features, reasons)
 
-    def _try_again(self, reason: str) -> None:
-        """Raise UserError if the encoder fails on the trial images too, so that the images are not to blame."""
+    def _check_works(self) -> None:
+        """Raise UserError if the encoder fails on the trial images too, so that the images are not to blame.
+
+        An image with a reason is refused for ever, so a failure of the encoder itself must not become one.
+        """
         try:
             _asked(self.encoder, _trial(self.size, self.batch), self.dim)
-        except _Wrong:
+        except _Wrong as reason:
             raise UserError(f"The encoder {self.name} works no more: an image {reason}.") from None
 
     def _rows(self, images: Pixels) -> Features:
@@ -102,13 +113,14 @@ class _Wrong(Exception):
 def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     """Ask an encoder for the features of two images, and return it; UserError if they cannot be used."""
     name = str(getattr(encoder, "name", text))
-    size, batch = int(getattr(encoder, "size", SIZE)), int(getattr(encoder, "batch", BATCH))
+    size, batch = (_whole(encoder, own, default, name) for own, default in (("size", SIZE), ("batch", BATCH)))
     if not (1 <= size <= LARGEST and 1 <= batch <= _MOST_AT_ONCE):
         raise UserError(
             f"The encoder {name} takes images of {size:,} pixels, {batch:,} at once: use a size of 1 to {LARGEST:,} "
             f"and a batch of 1 to {_MOST_AT_ONCE:,}."
         )
-    images, dim = _trial(size, batch), getattr(encoder, "dim", None)
+    images = _trial(size, batch)
+    dim = None if getattr(encoder, "dim", None) is None else _whole(encoder, "dim", 0, name)
     try:
         found = _asked(encoder, images, dim)
         again = _asked(encoder, np.repeat(images[:1], batch, 0), dim)  # the same image among others
@@ -124,6 +136,18 @@ def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch)
 
 
+def _whole(encoder: Encoder, attribute: str, default: int, name: str) -> int:
+    """Return an attribute that must be a whole number; UserError if it is something else."""
+    value = getattr(encoder, attribute, default)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(
+            f"The encoder {name} has a {attribute} of the type {type(value).__name__}: set it to a whole number, "
+            f"such as {default or 512}."
+        ) from None
+
+
 def _trial(size: int, batch: int) -> Pixels:
     """Return a batch of two made-up images in turn."""
     ramp = np.arange(3 * size * size, dtype=np.int64).reshape(3, size, size)
@@ -134,15 +158,14 @@ def _trial(size: int, batch: int) -> Pixels:
 def _asked(encoder: Encoder, images: Pixels, dim: int | None) -> Features:
     """Return the encoder's features of images, or raise _Wrong."""
     try:
-        with redirect_stdout(sys.stderr):  # the standard output is the command's own: answers or a table
+        with own_code():
             values = np.asarray(encoder.embed(images.copy()))
-        if np.iscomplexobj(values):
-            raise ValueError("it has complex features")
-        with np.errstate(over="ignore"):  # found as infinity below
-            found = values.astype(np.float32)
-    except (Exception, SystemExit) as error:  # the encoder is the user's own, and may call `sys.exit`
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise _Wrong(f"cannot be encoded: {reason[:300]}") from error
+            if np.iscomplexobj(values):
+                raise ValueError("it has complex features")
+            with np.errstate(over="ignore"):  # found as infinity below
+                found = values.astype(np.float32)
+    except Failed as error:
+        raise _Wrong(f"cannot be encoded: {error}") from error
     if found.ndim != 2 or len(found) != len(images) or (dim is not None and found.shape[1] != dim):
         wanted = "d" if dim is None else dim
         raise _Wrong(f"gets features of shape {found.shape} from the encoder, not ({len(images)}, {wanted})")

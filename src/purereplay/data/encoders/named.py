@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from purereplay.data.encoders.base import CheckedEncoder, Encoder, checked, digest_of
 from purereplay.data.encoders.feature_files import FeatureFile
 from purereplay.data.encoders.options import Named, parse_name
+from purereplay.data.files import open_regular
 from purereplay.errors import UserError
+
+if TYPE_CHECKING:
+    from purereplay.data.encoders.onnx_files import OnnxEncoder
+    from purereplay.data.encoders.torch_models import TorchEncoder
 
 NONE = "none"
 _CODE = ("python", "torch")  # kinds whose author's code runs
@@ -32,14 +40,25 @@ class EncoderFacts(NamedTuple):
         return f"{kind}:{rest.rpartition('/')[2]}"
 
 
-def open_encoder(text: str) -> CheckedEncoder | FeatureFile:
-    """Return the encoder that a text names, after a trial; UserError if it cannot be used."""
+def open_encoder(text: str, *, again: bool = False) -> CheckedEncoder | FeatureFile:
+    """Return the encoder that a text names, after a trial; UserError if it cannot be used.
+
+    `again`: it may be that of a state, run or classifier that exists, so an option that is not used is accepted;
+    the caller refuses it for a new one by `check_options`.
+    """
     named = parse_name(text)
     if named.kind == "file":
+        if idle := named.idle():
+            raise UserError(idle)
         return FeatureFile(Path(named.source))
-    if named.kind in ("onnx", "torch"):
-        return _from_file(named)
-    from purereplay.data.encoders.own_code import python_encoder
+    found = _from_file(named) if named.kind in ("onnx", "torch") else _from_code(named, text)
+    if not again:
+        found.check_options()
+    return found
+
+
+def _from_code(named: Named, text: str) -> CheckedEncoder:
+    from purereplay.data.encoders.own_code import FunctionEncoder, python_encoder
     from purereplay.data.encoders.torch_models import hf_model, timm_model
 
     encoder: Encoder
@@ -48,13 +67,17 @@ def open_encoder(text: str) -> CheckedEncoder | FeatureFile:
     else:
         encoder, digest = (timm_model if named.kind == "timm" else hf_model)(named.source, named.options)
     own = digest_of(named.kind, digest, str(named.options))
-    return checked(encoder, text=text, digest=own)
+    is_object = named.kind == "python" and not isinstance(encoder, FunctionEncoder)
+    return replace(checked(encoder, text=text, digest=own), idle=named.idle(is_object=is_object))
 
 
-def as_encoder(given: str | Encoder) -> CheckedEncoder:
-    """Return the encoder for arrays in memory that a text names, or an object with name, dim and embed."""
+def as_encoder(given: str | Encoder, *, again: bool = False) -> CheckedEncoder:
+    """Return the encoder for arrays in memory that a text names, or an object with name, dim and embed.
+
+    `again`: see `open_encoder`.
+    """
     if isinstance(given, str):
-        found = open_encoder(given)
+        found = open_encoder(given, again=again)
         if isinstance(found, FeatureFile):
             raise UserError(f"The encoder {given} holds features of files: give the features themselves as X.")
         return found
@@ -74,7 +97,7 @@ def reopen(text: str, digest: str, owner: str | Path) -> CheckedEncoder | Featur
         raise UserError(
             f"{owner} was made with {text}, which runs code: name it again with --encoder {text} if you trust it."
         )
-    found = open_encoder(text)
+    found = open_encoder(text, again=True)
     check_same(found, text, digest, owner)
     return found
 
@@ -96,12 +119,10 @@ def check_same(found: CheckedEncoder | FeatureFile, text: str, digest: str, owne
 def _from_file(named: Named) -> CheckedEncoder:
     path = Path(named.source)
     try:
-        if path.stat().st_size > _LARGEST:
-            raise UserError(f"{path} has more than {_LARGEST // 2**30} GiB, which no encoder may have.")
-        content = path.read_bytes()
+        content = _content(path)
     except OSError as error:
         raise UserError(f"The encoder {path} cannot be read: {error.strerror or error}.") from None
-    encoder: Encoder
+    encoder: OnnxEncoder | TorchEncoder
     if named.kind == "onnx":
         from purereplay.data.encoders.onnx_files import OnnxEncoder
 
@@ -112,4 +133,19 @@ def _from_file(named: Named) -> CheckedEncoder:
         encoder = torch_file(content, path, named.options)
     text = f"{named.kind}:{path.resolve()}" + (f"?{named.query}" if named.query else "")
     digest = digest_of(named.kind, content, str(named.options))
-    return checked(encoder, text=text, digest=digest)
+    idle = named.idle(takes_pixels=encoder.takes_pixels)
+    return replace(checked(encoder, text=text, digest=digest), idle=idle)
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file; OSError if it is a pipe or a device, which may have no end, or grows meanwhile."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "its name holds a NUL character")
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _LARGEST:
+            raise UserError(f"{path} has more than {_LARGEST // 2**30} GiB, which no encoder may have.")
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise OSError(errno.EBUSY, "it changes while it is read")
+    return content

@@ -51,6 +51,7 @@ class OnnxEncoder:
             raise UserError(f"{path} must take one batch of images, uint8 or float (n, 3, H, W), not {found}.")
         [own] = inputs
         self._input, self._type = own.name, _TYPES[own.type]
+        self.takes_pixels = self._type is None
         self._channels_last = own.shape[3] == 3 and own.shape[1] != 3
         count: Any = own.shape[0]
         sides: list[Any] = own.shape[1:3] if self._channels_last else own.shape[2:]

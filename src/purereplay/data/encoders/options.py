@@ -13,6 +13,15 @@ from purereplay.data.encoders.pictures import Pixels
 from purereplay.errors import UserError
 
 KINDS = ("onnx", "torch", "python", "timm", "hf", "file")
+_NORMAL = ("mean", "std")
+OPTIONS = {  # by kind
+    "onnx": ("size", "batch", *_NORMAL, "output"),
+    "torch": ("size", "batch", *_NORMAL, "input"),
+    "python": ("size", "batch"),
+    "timm": ("size", "batch", *_NORMAL),
+    "hf": ("size", "batch", *_NORMAL),
+    "file": (),
+}
 _HELP = "onnx:FILE, torch:FILE, python:MODULE:FUNCTION, timm:NAME, hf:NAME or file:FEATURES.npz"
 
 
@@ -47,6 +56,20 @@ class Named(NamedTuple):
     source: str  # a path or name
     query: str  # options as given
     options: Options
+    given: tuple[str, ...]  # names of the options in `query`
+
+    def idle(self, *, is_object: bool = False, takes_pixels: bool = False) -> str:
+        """Return the sentence that refuses an option that this encoder does not use, or an empty text.
+
+        `is_object`: it is an object of Python, which has attributes instead; `takes_pixels`: they are not normalised.
+        """
+        used = [] if is_object else [o for o in OPTIONS[self.kind] if not (takes_pixels and o in _NORMAL)]
+        name = next((name for name in self.given if name not in used), None)
+        if name is None:
+            return ""
+        remedy = f"use {', '.join(used)}" if used else "it takes none, so leave it out"
+        cause = ", since it takes the pixels themselves" if takes_pixels and name in _NORMAL else ""
+        return f"The encoder {self.kind}:{self.source} does not take the option {name}{cause}: {remedy}."
 
 
 def parse_name(text: str) -> Named:
@@ -55,7 +78,7 @@ def parse_name(text: str) -> Named:
     if kind not in KINDS or not colon or not rest:
         raise UserError(f"The encoder {text!r} is unknown: use none, {_HELP}.")
     source, _, query = rest.partition("?")
-    return Named(kind, source, query, _options(text, query))
+    return Named(kind, source, query, _options(text, query), tuple(name for name, _ in parse_qsl(query, True)))
 
 
 def _options(text: str, query: str) -> Options:

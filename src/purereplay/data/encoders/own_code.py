@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from purereplay.data.encoders.base import BATCH, SIZE, Encoder, Features, digest_of
+from purereplay.data.encoders.calls import Failed, own_code
 from purereplay.data.encoders.options import Options
 from purereplay.data.encoders.pictures import Pixels
 from purereplay.errors import UserError
@@ -26,8 +26,9 @@ class FunctionEncoder:
 
     def __init__(self, name: str, function: Callable[[Pixels], Any], options: Options) -> None:
         self.name, self._function = name, function
-        self.size = options.size or int(getattr(function, "size", SIZE))
-        self.batch = int(getattr(function, "batch", BATCH)) if options.batch is None else options.batch
+        # whether they are whole numbers is checked with those of every encoder
+        self.size: Any = options.size or getattr(function, "size", SIZE)
+        self.batch: Any = getattr(function, "batch", BATCH) if options.batch is None else options.batch
 
     def embed(self, images: Pixels) -> Features:
         found = self._function(images)
@@ -43,16 +44,21 @@ def python_encoder(source: str, options: Options) -> tuple[Encoder, str]:
     if not module or not colon or not name:
         raise UserError(f"The encoder {text} must be written python:MODULE:FUNCTION.")
     found: Any = _imported(module, text)
-    origin = getattr(found, "__file__", None)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UserError(f"The encoder {text} cannot be used: {module} has no {part!r}.")
-        found = getattr(found, part)
-    version = str(getattr(found, "digest", getattr(found, "version", "")))
-    digest = digest_of(name, Path(origin).read_bytes() if origin else module, version)
-    if hasattr(found, "embed"):
+    try:
+        with own_code():
+            origin = getattr(found, "__file__", None)
+            for part in name.split("."):
+                if not hasattr(found, part):
+                    raise AttributeError(f"{module} has no {part!r}")
+                found = getattr(found, part)
+            version = str(getattr(found, "digest", getattr(found, "version", "")))
+            is_encoder, is_function = hasattr(found, "embed"), callable(found)
+            digest = digest_of(name, Path(origin).read_bytes() if origin else module, version)
+    except Failed as error:
+        raise UserError(f"The encoder {text} cannot be used: {error}.") from None
+    if is_encoder:
         return found, digest
-    if not callable(found):
+    if not is_function:
         raise UserError(
             f"The encoder {text} cannot be used: its type is {type(found).__name__}, and a function is needed."
         )
@@ -66,11 +72,10 @@ def _imported(module: str, text: str) -> Any:
     if added:
         sys.path.append(here)
     try:
-        with redirect_stdout(sys.stderr):  # as for its features
+        with own_code():
             return import_module(module)
-    except (Exception, SystemExit) as error:  # any: the module is the user's own
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise UserError(f"The encoder {text} cannot be imported: {reason}.") from None
+    except Failed as error:
+        raise UserError(f"The encoder {text} cannot be imported: {error}.") from None
     finally:
         if added:
             sys.path.remove(here)

@@ -39,7 +39,10 @@ def as_inputs(images: Iterable[Pixels], size: int) -> Pixels:
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Convert an image to mode L or RGB: 16 bits to the higher eight, transparency over white."""
+    """Convert an image to mode L or RGB: 16 bits to the higher eight, transparency over white.
+
+    Mode I must come from a file of 16 bits: Pillow keeps 32 bits in it too, whose range is not known.
+    """
     if image.mode.startswith("I"):  # grey with 16 bits
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     if image.has_transparency_data:

@@ -36,11 +36,11 @@ class TorchEncoder:
 
     def __init__(self, name: str, forward: Callable[[Tensor], Any], options: Options) -> None:
         self.name, self._forward = name, forward
-        self.size, self._normal, self._pixels = options.size or SIZE, options.normal or Normal(), options.pixels
+        self.size, self._normal, self.takes_pixels = options.size or SIZE, options.normal or Normal(), options.pixels
         self.batch = BATCH if options.batch is None else options.batch
 
     def embed(self, images: Pixels) -> Features:
-        given = torch.from_numpy(images if self._pixels else self._normal.apply(images))
+        given = torch.from_numpy(images if self.takes_pixels else self._normal.apply(images))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = self._forward(given)

@@ -1,0 +1,74 @@
+"""Calls of code that is the user's own: what it prints goes to standard error, and what it raises becomes a reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, get_ident
+from typing import Any
+
+_LONGEST = 300  # characters of a reason
+
+
+class Failed(Exception):
+    """The first line of the message of an error in the user's code, without a full stop."""
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    """Run code of the user within the block; raises Failed for an error in it.
+
+    That is any error but an interrupt by the user: the code may call `sys.exit`, and errors of libraries in other
+    languages, such as a panic of Rust, are no `Exception` either.
+    """
+    try:
+        with _prints_to_stderr():  # the standard output is the command's own: answers or a table
+            yield
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise Failed(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    try:
+        text = str(error).strip().partition("\n")[0].rstrip(".")
+    except Exception:  # any: the error is of the user's own type
+        text = ""
+    return text[:_LONGEST] or type(error).__name__
+
+
+class _Output:
+    """Standard output, and standard error for the threads that run code of the user.
+
+    `contextlib.redirect_stdout` is for one thread: if a second one enters before the first one leaves, it restores the
+    redirection at its end.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.threads = stream, list[int]()  # one entry per call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr if get_ident() in self.threads else self.stream, name)
+
+
+_lock = Lock()
+
+
+@contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    if sys.stdout is None or sys.stderr is None:  # a process without a terminal, as of pythonw
+        yield
+        return
+    with _lock:
+        own = sys.stdout if isinstance(sys.stdout, _Output) else _Output(sys.stdout)
+        own.threads.append(get_ident())
+        sys.stdout = own  # it has all attributes of the stream
+    try:
+        yield
+    finally:
+        with _lock:
+            own.threads.remove(get_ident())
+            if not own.threads and sys.stdout is own:
+                sys.stdout = own.stream
