@@ -1,6 +1,8 @@
 """Tables of images: Parquet files, and folders as Hugging Face `datasets` writes them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tiny_state import picture, png
@@ -11,6 +13,7 @@ from purereplay.live.intake import open_source
 from purereplay.live.items import Item, Refusal
 from purereplay.live.plan import plan
 from purereplay.live.settings import Wanted
+from purereplay.live.table_limits import rows_at_a_time
 
 arrow = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
@@ -184,14 +187,130 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_one_image_for_many_rows_is_decoded_a_few_rows_at_a_time(tmp_path):
-    image = png(picture(0))
-    made = arrow.table({"image": [image] * 1000, "label": ["a"] * 1000})
+    made = arrow.table({"image": [b"x" * 300_000] * 1000, "label": ["a"] * 1000})
     pq.write_table(made, tmp_path / "a.parquet", use_dictionary=True)
     with pq.ParquetFile(tmp_path / "a.parquet") as file:
-        assert tables._rows_at_a_time(file.metadata, "image") == tables._FEW
-    pq.write_table(made, tmp_path / "b.parquet", use_dictionary=False)
+        assert rows_at_a_time(tmp_path / "a.parquet", file.metadata, ["image", "label"]) <= 2**26 // 300_000
+    small = arrow.table({"image": [png(picture(0))] * 1000, "label": ["a"] * 1000})
+    pq.write_table(small, tmp_path / "b.parquet", use_dictionary=False)
     with pq.ParquetFile(tmp_path / "b.parquet") as file:
-        assert tables._rows_at_a_time(file.metadata, "image") > tables._FEW
+        assert rows_at_a_time(tmp_path / "b.parquet", file.metadata, ["image", "label"]) > 16
+
+
+@pytest.mark.parametrize(
+    ("names", "culprit"),
+    [
+        (["image", "label", "id", "id"], "2 columns named `id`"),
+        (["image", "label", "label", "label"], "3 columns named `label`"),
+        (["label", "image", "image", "image"], "3 columns named `image`"),
+    ],
+)
+def test_columns_of_one_name_are_refused(tmp_path, names, culprit):
+    columns = [[b"x"] if name == "image" else ["a"] for name in names]
+    pq.write_table(arrow.Table.from_arrays([arrow.array(c) for c in columns], names=names), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=rf"a\.parquet has {culprit}: rename all but one"):
+        open_source(str(tmp_path / "a.parquet"), state=tmp_path / "state")
+
+
+def test_ids_of_bytes_are_utf8(tmp_path):
+    made = arrow.table({"image": [b"1", b"2", b"3"], "label": ["a"] * 3, "id": [b"x1", "ü".encode(), b"\xff"]})
+    pq.write_table(made, tmp_path / "a.parquet")
+    *good, bad = offers(tmp_path / "a.parquet", tmp_path)
+    assert [offer.id for offer in good] == ["x1", "ü"]
+    assert bad.reason == "has an id that is not valid UTF-8"
+
+
+def test_ids_of_lists_are_refused(tmp_path):
+    pq.write_table(arrow.table({"image": [b"1"], "label": ["a"], "id": [[1]]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"`id` of .* is list"):
+        open_source(str(tmp_path / "a.parquet"), state=tmp_path / "state")
+
+
+def test_long_texts_are_refused_by_row(tmp_path):
+    texts = ["x" * 100_000, "b"]
+    pq.write_table(arrow.table({"image": [b"1"] * 2, "label": texts}), tmp_path / "a.parquet")
+    pq.write_table(arrow.table({"image": [b"1"] * 2, "label": ["a"] * 2, "id": texts}), tmp_path / "b.parquet")
+    encoded = arrow.table({"image": [b"1"] * 2, "label": arrow.array(texts).dictionary_encode()})
+    pq.write_table(encoded, tmp_path / "c.parquet")
+    for name, what in (("a", "a label"), ("b", "an id"), ("c", "a label")):
+        bad, good = offers(tmp_path / f"{name}.parquet", tmp_path)
+        assert bad.reason.startswith(f"has {what} of 100,000 bytes, more than ") and isinstance(good, Item)
+
+
+@pytest.mark.parametrize("offset", [-5, 900, 2**31 - 256])
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_changed_offsets_of_an_arrow_file_are_found(tmp_path, offset, column):
+    made = arrow.table(
+        {"image": [png(picture(k)) for k in range(40)], "label": ["abc"[: k % 3 + 1] for k in range(40)]}
+    )
+    save_dataset(tmp_path / "saved", made)
+    path = tmp_path / "saved" / "data-00000-of-00001.arrow"
+    content = bytearray(path.read_bytes())
+    values = made.column(column).combine_chunks()
+    at = content.find(values[:4].buffers()[1].to_pybytes()[:20])
+    assert at > 0
+    content[at + 8 : at + 12] = offset.to_bytes(4, "little", signed=True)
+    path.write_bytes(content)
+    code = "import sys; from pathlib import Path; from purereplay.live.intake import open_source\n"
+    code += "[0 for _ in open_source(sys.argv[1], state=Path('none')).chunks]"  # it may kill the process
+    done = subprocess.run([sys.executable, "-c", code, path.parent], capture_output=True, text=True)
+    assert "UserError" in done.stderr and ".arrow is truncated or damaged" in done.stderr, done
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("split", ["../saved", "absolute", "link"])
+def test_a_split_outside_of_the_folder_is_not_followed(tmp_path, split):
+    save_dataset(tmp_path / "saved", table())
+    (tmp_path / "other").mkdir()
+    if split == "link":
+        (tmp_path / "other" / "link").symlink_to(tmp_path / "saved")
+    name = str(tmp_path / "saved") if split == "absolute" else split
+    (tmp_path / "other" / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+    with pytest.raises(UserError, match=r"The split .* in .*dataset_dict\.json leads out of the folder"):
+        open_source(str(tmp_path / "other"), state=tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"splits": 5}', '{"splits": null}', '{"splits": "x"}', '{"splits": [5]}']
+)
+def test_a_damaged_list_of_splits_is_named(tmp_path, content):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_dict.json").write_text(content)
+    with pytest.raises(UserError, match=r"dataset_dict\.json is damaged, or was not written by `datasets`"):
+        open_source(str(tmp_path / "saved"), state=tmp_path / "state")
+
+
+def save_compressed(folder, made, codec):
+    save_dataset(folder, made)
+    path, options = folder / "data-00000-of-00001.arrow", arrow.ipc.IpcWriteOptions(compression=codec)
+    with arrow.OSFile(str(path), "wb") as file, arrow.ipc.new_stream(file, made.schema, options=options) as stream:
+        stream.write_table(made)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4", None])
+def test_compressed_arrow_files_are_refused(tmp_path, codec):
+    labels = arrow.array(["a", "b"] * 3).dictionary_encode()
+    made = arrow.table({"image": [png(picture(k)) for k in range(6)], "label": labels})
+    save_compressed(tmp_path / "saved", made, codec)
+    if codec is None:
+        assert [offer.label for offer in offers(tmp_path / "saved", tmp_path)] == ["a", "b"] * 3
+        return
+    with pytest.raises(UserError, match=r"\.arrow is compressed: save the dataset with"):
+        open_source(str(tmp_path / "saved"), state=tmp_path / "state")
+
+
+@pytest.mark.parametrize("form", ["parquet", "saved"])
+def test_a_large_cell_of_a_small_file_takes_no_memory(tmp_path, form):
+    made = arrow.table({"image": [bytes(300 * 2**20)], "label": ["a"]})
+    if form == "parquet":
+        pq.write_table(made, tmp_path / "a", compression="zstd", use_dictionary=False)
+        (tmp_path / "a").rename(tmp_path / "a.parquet")
+    else:
+        save_compressed(tmp_path / "a.parquet", made, "zstd")
+    before = arrow.default_memory_pool().max_memory()
+    with pytest.raises(UserError, match=r"more than 268,435,456: save it with smaller row groups|is compressed"):
+        offers(tmp_path / "a.parquet", tmp_path)
+    assert arrow.default_memory_pool().max_memory() <= before
 
 
 def test_a_plan_counts_all_rows_and_keeps_few_images(tmp_path):

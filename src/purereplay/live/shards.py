@@ -11,13 +11,14 @@ from start to end without unpacking. The id is the names of the tar file and of 
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from purereplay.errors import UserError
+from purereplay.live.decompressed import Damaged
 from purereplay.live.images import MAX_BYTES
 from purereplay.live.items import MAX_LABEL, Item, Offer, Refusal, Refused, checked_id, checked_label
+from purereplay.live.tar_files import members
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
@@ -45,11 +46,11 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes | None]]]:
     """Yield the files of each sample by ending; None: a file that is too large."""
     before, files = "", dict[str, bytes | None]()
     try:
-        with tarfile.open(path, "r|*") as tar:
-            for member in tar:
+        with path.open("rb") as file:
+            for member in members(file):
                 folder, slash, own = member.name.rpartition("/")
                 stem, dot, ending = own.partition(".")
-                if not member.isreg() or not stem or not dot:
+                if not member.is_file or not stem or not dot:
                     continue
                 name, ending = f"{folder}{slash}{stem}", ending.lower()
                 if files and (name != before or ending in files):  # a name that is used twice is refused as such
@@ -57,24 +58,12 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes | None]]]:
                     files = {}
                 before = name
                 if ending in (*_IMAGES, *_LABELS) and len(files) < _MAX_FILES:
-                    files[ending] = _read(tar, member, MAX_BYTES if ending in _IMAGES else _MAX_TEXT)
-                vars(tar)["members"] = []  # a record of every file, which nobody needs here
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+                    most = MAX_BYTES if ending in _IMAGES else _MAX_TEXT
+                    files[ending] = member.read() if member.size <= most else None
+    except (Damaged, OSError) as error:
         raise UserError(f"{path} is truncated, damaged, or not a tar file: {str(error).rstrip('.')}.") from None
-    except Exception as error:  # decompressors raise their own kinds
-        raise UserError(f"{path} is damaged: {str(error).rstrip('.')}.") from None
     if files:
         yield before, files
-
-
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes | None:
-    if member.size > most:
-        return None
-    file = tar.extractfile(member)
-    content = file.read() if file else b""
-    if len(content) != member.size:
-        raise tarfile.ReadError(f"{member.name} ends early")
-    return content
 
 
 def _image(files: dict[str, bytes | None]) -> bytes:

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from purereplay.data.parquet import pyarrow_for
 from purereplay.errors import UserError
 from purereplay.live.images import MAX_BYTES
-from purereplay.live.items import CHUNK, CHUNK_BYTES, Item, Offer, Refusal, Refused, checked_id, checked_label
+from purereplay.live.items import MAX_ID, MAX_LABEL, Item, Offer, Refusal, Refused, checked_id, checked_label, short
 from purereplay.live.lists import readable, within
+from purereplay.live.table_limits import check_uncompressed, rows_at_a_time
 
-_FEW = 16  # rows decoded at a time if one image may be stored once for many rows
 _IMAGE_NAMES = ("image", "img")
 _SPLIT = re.compile(r"(.+)-\d{5}-of-\d{5}")  # data-00000-of-00002: the part of a dataset that a file belongs to
 MAX_JSON = 64 * 2**20  # bytes of a description
@@ -42,6 +42,11 @@ class _Columns(NamedTuple):
     label: str
     id: str | None
     classes: tuple[str, ...] | None  # names of integer labels
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are read."""
+        return [name for name in (self.image, self.label, self.id) if name]
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -68,7 +73,7 @@ def read_parquet_images(paths: list[Path], labels: str | None = None) -> Table:
     n_rows = 0
     for path in paths:
         with _reading(arrow, path), arrow.parquet.ParquetFile(path) as file:
-            _columns(arrow, path, file.schema_arrow, labels)
+            rows_at_a_time(path, file.metadata, _columns(arrow, path, file.schema_arrow, labels).names)
             n_rows += file.metadata.num_rows
     return Table(_parquet_rows(arrow, paths, labels), n_rows)
 
@@ -77,35 +82,28 @@ def _parquet_rows(arrow: Any, paths: list[Path], labels: str | None) -> Iterator
     for path in paths:
         with _reading(arrow, path), arrow.parquet.ParquetFile(path, buffer_size=65536, pre_buffer=False) as file:
             columns = _columns(arrow, path, file.schema_arrow, labels)
-            names = [name for name in (columns.image, columns.label, columns.id) if name]
-            first = 0
-            for batch in file.iter_batches(_rows_at_a_time(file.metadata, columns.image), columns=names):
+            first, n_rows = 0, rows_at_a_time(path, file.metadata, columns.names)
+            for batch in file.iter_batches(n_rows, columns=columns.names):
                 yield from _offers(path, columns, batch, first, path.parent)
                 first += batch.num_rows
-
-
-def _rows_at_a_time(metadata: Any, image: str) -> int:
-    """Return how many rows can be decoded together in bounded memory."""
-    n_bytes = n_rows = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        n_rows += group.num_rows
-        for column in map(group.column, range(group.num_columns)):
-            if column.path_in_schema.partition(".")[0] == image:
-                n_bytes += column.total_uncompressed_size
-                if any("DICTIONARY" in encoding or "DELTA" in encoding for encoding in column.encodings):
-                    return _FEW
-    return max(1, min(CHUNK, CHUNK_BYTES * n_rows // max(1, n_bytes)))
 
 
 def read_saved_dataset(folder: Path, labels: str | None = None) -> Table:
     """Open a folder written by `Dataset.save_to_disk`; UserError if it holds several splits."""
     if (folder / "dataset_dict.json").is_file():
-        splits = [str(name) for name in _json(folder / "dataset_dict.json").get("splits", [])]
+        listing = folder / "dataset_dict.json"
+        splits = _json(listing).get("splits")
+        if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):
+            raise _not_saved(listing)
         if len(splits) != 1:
             raise UserError(
                 f"{folder} holds the splits {', '.join(splits) or 'none'}: name one of them, as in "
                 f"{folder / (splits[0] if splits else 'train')}."
             )
+        try:
+            within(splits[0], folder)
+        except Refused as reason:
+            raise UserError(f"The split {short(splits[0])!r} in {listing} {reason}.") from None
         folder = folder / splits[0]
     arrow = pyarrow_for(folder)
     listed = _json(folder / "state.json").get("_data_files")
@@ -118,34 +116,57 @@ def read_saved_dataset(folder: Path, labels: str | None = None) -> Table:
     for path in paths:
         with _reading(arrow, path), arrow.memory_map(str(path)) as mapped:
             _columns(arrow, path, arrow.ipc.open_stream(mapped).schema, labels)
+            mapped.seek(0)
+            check_uncompressed(arrow, path, mapped)
     return Table(_arrow_rows(arrow, paths, folder, labels), None)
 
 
 def _arrow_rows(arrow: Any, paths: list[Path], folder: Path, labels: str | None) -> Iterator[Offer]:
     for path in paths:
         with _reading(arrow, path), arrow.memory_map(str(path)) as mapped:
+            check_uncompressed(arrow, path, mapped)
+            mapped.seek(0)
             stream = arrow.ipc.open_stream(mapped)
             columns, first = _columns(arrow, path, stream.schema, labels), 0
             for batch in stream:
-                for start in range(0, batch.num_rows, _FEW):  # views on the file: a few rows become Python objects
-                    yield from _offers(path, columns, batch.slice(start, _FEW), first + start, folder)
+                yield from _offers(path, columns, batch, first, folder)  # views on the file
                 first += batch.num_rows
 
 
 def _offers(path: Path, columns: _Columns, batch: Any, first: int, root: Path) -> Iterator[Offer]:
-    rows = {name: batch.column(name).to_pylist() for name in (columns.image, columns.label, columns.id) if name}
+    """Yield the rows of a batch; cells become Python objects one row at a time, after their sizes were compared."""
+    batch = batch.select(columns.names)
+    batch.validate(full=True)  # offsets of damaged files lead anywhere in the memory
+    images, labels = batch.column(columns.image), batch.column(columns.label)
+    ids = batch.column(columns.id) if columns.id else None
     for k in range(batch.num_rows):
         row = first + k + 1
         name = f"{path.name}#{row}"
         try:
-            if columns.id:
-                value = rows[columns.id][k]
-                name = checked_id(value if value is None or isinstance(value, str) else str(value))
-            label = checked_label(_label(rows[columns.label][k], columns.classes))
-            image, real_root = _image(rows[columns.image][k], root)
+            if ids is not None:
+                name = checked_id(_id(ids[k]))
+            _check_text(labels[k], "a label", MAX_LABEL)
+            label = checked_label(_label(labels[k].as_py(), columns.classes))
+            image, real_root = _image(images[k], root)
             yield Item(name, label, image, row, real_root)
         except Refused as reason:
             yield Refusal(name, str(reason), row)
+
+
+def _id(cell: Any) -> str | None:
+    _check_text(cell, "an id", MAX_ID)
+    value = cell.as_py()
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")  # refused if it is not UTF-8
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def _check_text(cell: Any, what: str, most: int) -> None:
+    """Raise Refused if a text is so long that it should not be converted at all."""
+    if hasattr(cell, "dictionary"):
+        cell = cell.value
+    if cell is not None and cell.is_valid and hasattr(cell, "as_buffer") and (n := cell.as_buffer().size) > 8 * most:
+        raise Refused(f"has {what} of {n:,} bytes, more than {most:,} characters")
 
 
 def _label(value: object, classes: tuple[str, ...] | None) -> object:
@@ -158,16 +179,20 @@ def _label(value: object, classes: tuple[str, ...] | None) -> object:
     return value
 
 
-def _image(value: object, root: Path) -> tuple[bytes | Path, Path | None]:
-    path: object = None
-    if isinstance(value, dict):
-        path, value = value.get("path"), value.get("bytes")
-    if isinstance(value, bytes):
-        if len(value) > MAX_BYTES:
-            raise Refused(f"has {len(value):,} bytes, more than {MAX_BYTES:,}")
-        return value, None
-    if path is not None:
-        return within(path, root)
+def _image(cell: Any, root: Path) -> tuple[bytes | Path, Path | None]:
+    """Return an encoded image, or a file and its root folder."""
+    content, path = cell, None
+    if cell.is_valid and not hasattr(cell, "as_buffer"):  # a struct
+        content = cell["bytes"]
+        if cell.type.get_field_index("path") >= 0:
+            path = cell["path"]
+    if content.is_valid:
+        if (n := content.as_buffer().size) > MAX_BYTES:
+            raise Refused(f"has {n:,} bytes, more than {MAX_BYTES:,}")
+        return content.as_py(), None
+    if path is not None and path.is_valid:
+        _check_text(path, "a path", MAX_ID)
+        return within(path.as_py(), root)
     raise Refused("has no image")
 
 
@@ -179,13 +204,18 @@ def _columns(arrow: Any, path: Path, schema: Any, labels: str | None) -> _Column
         found = f"the columns {', '.join(images)} hold bytes" if images else "no column holds bytes"
         raise UserError(f"{path} needs a column `image` with encoded images: {found}.")
     label = labels or "label"
-    if schema.names.count(label) != 1:
+    for name in {*known[:1], label, "id"}:
+        if (n := schema.names.count(name)) > 1:
+            raise UserError(f"{path} has {n} columns named `{name}`: rename all but one.")
+    if label not in schema.names:
         raise UserError(
             f"{path} needs a column `{label}`; it has {', '.join(schema.names)}: name one of them with --labels."
         )
     kind = schema.field(label).type
     if not (_is_text(arrow, kind) or arrow.types.is_integer(kind)):
         raise UserError(f"The column `{label}` of {path} is {kind}; it must hold text or integers.")
+    if "id" in schema.names and arrow.types.is_nested(schema.field("id").type):
+        raise UserError(f"The column `id` of {path} is {schema.field('id').type}; it must hold text or numbers.")
     return _Columns(
         image=known[0] if known else images[0],
         label=label,
@@ -196,7 +226,10 @@ def _columns(arrow: Any, path: Path, schema: Any, labels: str | None) -> _Column
 
 def _holds_images(arrow: Any, type_: Any) -> bool:
     if arrow.types.is_struct(type_):
-        return any(type_.field(k).name == "bytes" for k in range(type_.num_fields))
+        place = type_.get_field_index("bytes")  # -1 also if there are several
+        if place < 0 or arrow.types.is_null(type_.field(place).type):  # null: every image is named by its path
+            return bool(place >= 0)
+        type_ = type_.field(place).type
     return bool(arrow.types.is_binary(type_) or arrow.types.is_large_binary(type_))
 
 
@@ -223,8 +256,12 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged, or was not written by `datasets`.")
+        raise _not_saved(path)
     return content
+
+
+def _not_saved(path: Path) -> UserError:
+    return UserError(f"{path} is damaged, or was not written by `datasets`.")
 
 
 @contextmanager
