@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto
 from PIL import Image
 
-from purereplay.data.encoders import FeatureCache, FeatureFile, as_encoder, open_encoder, reopen
+from purereplay.data.encoders import EncoderFacts, FeatureCache, FeatureFile, as_encoder, open_encoder, reopen
 from purereplay.data.encoders import cache as cache_module
 from purereplay.data.encoders.options import Normal
 from purereplay.data.encoders.pictures import as_input, as_inputs
@@ -162,6 +162,22 @@ def test_a_file_of_features(tmp_path, kind):
     assert isinstance(found, FeatureFile) and found.dim == 2
     assert found.find("no", "b/2.png").tolist() == [2, 3] and found.find("7").tolist() == [4, 5]
     assert found.find("no") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("onnx:/home/me/m.onnx", "onnx:m.onnx"),
+        ("onnx:/home/me/m.onnx?size=96&output=/pool/out", "onnx:m.onnx?size=96&output=/pool/out"),
+        ("file:/home/me/f.npz", "file:f.npz"),
+        ("hf:/home/me/model", "hf:model"),
+        ("hf:../me/model", "hf:model"),
+        ("hf:owner/model", "hf:owner/model"),
+        ("python:halves:embed", "python:halves:embed"),
+    ],
+)
+def test_the_name_of_an_encoder_has_no_folder(text, name):
+    assert EncoderFacts(text, "", 1, 1).name == name
 
 
 # ---------------------------------------------------------------- what cannot be used

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,17 +12,22 @@ import torch
 from PIL import Image
 from tiny_state import items, picture, png, tiny
 
+import purereplay
 from purereplay.errors import UserError
+from purereplay.live.encoding import inputs
 from purereplay.live.export.card import HEAD
 from purereplay.live.export.exporter import export
 from purereplay.live.export.graphs import graph_of
 from purereplay.live.items import Item
 from purereplay.live.opinion import Opinion
 from purereplay.live.predict import ready_classifier
+from purereplay.live.session import Session
+from purereplay.live.settings import Wanted, wanted_encoder
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 from purereplay.nets.resnet import ResNet18
 from purereplay.purify.opinions import FeatureMap, choose_model
+from small_onnx import write_onnx
 
 
 def make_state(folder, learner: str, n: int = 60):
@@ -43,6 +50,26 @@ def new_images(n: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
     return make_state(tmp_path_factory.mktemp("exported") / "state", "full-memory")
+
+
+@pytest.fixture(scope="module")
+def encoded_state(tmp_path_factory):
+    """A state whose encoder is an ONNX file."""
+    folder = tmp_path_factory.mktemp("encoded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        encoder = wanted_encoder(f"onnx:{write_onnx(folder / 'channels.onnx')}?batch=4")
+        with Session.open(folder / "state", Wanted(encoder=encoder), Engine(torch.device("cpu"))) as session:
+            session.take([Item(f"s{i}", f"label {i % 3}", png(coloured(i))) for i in range(30)])
+            session.work(rest=True)
+    return folder / "state"
+
+
+def coloured(number: int) -> np.ndarray:
+    """A colour image whose brightest channel is that of its label."""
+    noise = np.random.default_rng(number).integers(0, 120, (6, 9, 3))
+    noise[:, :, number % 3] += 100
+    return noise.astype(np.uint8)
 
 
 @pytest.mark.long
@@ -81,6 +108,36 @@ def test_safetensors_holds_the_tensors_of_the_classifier(tmp_path, state):
     assert found.keys() == classifier.tensors().keys()
     assert all(torch.equal(found[name], t) for name, t in classifier.tensors().items())
     assert done.check.difference == 0
+
+
+FORMS = [pytest.param("onnx", marks=pytest.mark.long), pytest.param("torch", marks=pytest.mark.slow), "safetensors"]
+
+
+def contents(folder) -> bytes:
+    """The bytes of all files, and of the parts of those that are archives."""
+    found = b""
+    for path in sorted(folder.iterdir()):
+        found += path.read_bytes()
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                found += b"".join(archive.read(name) for name in archive.namelist())
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_files_hold_no_path_of_this_machine_and_no_image(tmp_path, state, encoded_state, form):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    for own_state in (state, encoded_state):
+        out = tmp_path / own_state.parent.name
+        export(own_state, form, out)
+        found = contents(out)
+        for path in (Path(purereplay.__file__).parents[1], Path(torch.__file__).parents[1], own_state.parent):
+            assert str(path).encode() not in found
+        assert b"stack_trace" not in found
+        with Store.reading(own_state) as store:
+            assert next(iter(store.span(0, 1))).pixels.tobytes() not in found
+            assert inputs(store, np.array([0])).numpy().tobytes() * 2 not in found  # a batch as an example
 
 
 SHAPES = {"square": (6, 6), "wide": (9, 21), "larger than 32": (40, 70)}

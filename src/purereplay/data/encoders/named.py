@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,9 +28,11 @@ class EncoderFacts(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its text without the folder."""
+        """Its text without the folder, so that it can be given away."""
         kind, _, rest = self.text.partition(":")
-        return f"{kind}:{rest.rpartition('/')[2]}"
+        source, question, query = rest.partition("?")  # the name of an output may have a slash
+        public = kind == "hf" and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)  # owner and model
+        return f"{kind}:{source if public else source.rpartition('/')[2]}{question}{query}"
 
 
 def open_encoder(text: str) -> CheckedEncoder | FeatureFile:

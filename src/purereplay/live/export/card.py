@@ -110,7 +110,7 @@ def _use(f: Facts) -> str:
     encoder, n = f.settings.encoder, len(f.labels)
     shape = ", ".join(map(str, f.settings.shape if encoder is None else (encoder.dim,)))
     name, dtype = ("images", "uint8") if encoder is None else ("features", "float32")
-    made_by = "" if encoder is None else f"\nThe features are those of the encoder `{_cell(encoder.text)}`."
+    made_by = "" if encoder is None else f"\nThe features are those of the encoder `{_cell(encoder.name)}`."
     compared = f"""Compared with the state's own classifier on {f.check.n:,} samples, the largest
 difference of a probability was {f.check.difference:.1e}; more than {TOLERANCE:g} would have been an error."""
     about = f"""Input `{name}`: {dtype} (n, {shape}).{made_by} Output `probabilities`: float32 (n, {n}),

@@ -58,7 +58,7 @@ def export(
         facts: dict[str, Any] = {
             "labels": json.dumps(labels),
             "image_shape": json.dumps(store.image_settings.shape),
-            "encoder": "none" if store.image_settings.encoder is None else store.image_settings.encoder.text,
+            "encoder": "none" if store.image_settings.encoder is None else store.image_settings.encoder.name,
             "version": version,
             "purereplay": __version__,
         }
