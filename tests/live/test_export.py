@@ -13,11 +13,14 @@ from PIL import Image
 from tiny_state import items, picture, png, tiny
 
 import purereplay
+from purereplay.data.encoders import EncoderFacts
+from purereplay.data.packing import unpack_tensors
 from purereplay.errors import UserError
 from purereplay.live.encoding import inputs
 from purereplay.live.export.card import HEAD
 from purereplay.live.export.exporter import export
 from purereplay.live.export.graphs import graph_of
+from purereplay.live.export.preparation import encoder_rows, encoder_words
 from purereplay.live.items import Item
 from purereplay.live.opinion import Opinion
 from purereplay.live.predict import ready_classifier
@@ -235,6 +238,56 @@ def test_the_card_says_what_it_should(tmp_path, state):
     ):
         assert part in text, part
     assert done.accuracy is not None and 0.5 < done.accuracy.rate <= 1 and not done.accuracy.measured
+
+
+def test_the_card_says_how_an_image_is_resized(tmp_path, state, encoded_state):
+    for own_state, subject in (
+        (state, "An image is grey, 6 × 6"),
+        (encoded_state, "An image for the encoder is in col"),
+    ):
+        text = " ".join(export(own_state, "safetensors", tmp_path / "model").card.read_text().split())
+        assert subject in text and "by bilinear interpolation" in text and "aspect kept" in text
+
+
+def test_the_card_names_the_encoder_and_what_it_gets(tmp_path, encoded_state):
+    done = export(encoded_state, "safetensors", tmp_path / "model")
+    text = done.card.read_text()
+    with Store.reading(encoded_state) as store:
+        facts, shape = store.image_settings.encoder, store.image_settings.shape
+    for part in (
+        "| kind | onnx |",
+        "| file | channels.onnx |",
+        "| options | batch=4 |",
+        f"| digest | {facts.digest} |",
+        "| images | 8 × 8 pixels |",
+        "| features | 3 |",
+        "its features: 3 numbers, float32",
+        "less the mean (0.485, 0.456, 0.406), divided by the standard\ndeviation (0.229, 0.224, 0.225)",
+        "float32 (n, 3)",
+    ):
+        assert part in text, part
+    assert f"{shape[2]} × {shape[1]} pixels" not in text  # of the small copies
+    saved = unpack_tensors(done.model).facts
+    assert saved["encoder"] == "onnx:channels.onnx?batch=4" and saved["encoder_digest"] == facts.digest
+    assert (saved["encoder_size"], saved["features"]) == (8, 3) and "image_shape" not in saved
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("onnx:m.onnx?mean=0.5&std=0.25", "less the mean (0.5, 0.5, 0.5), divided by the standard deviation (0.25, 0."),
+        ("onnx:m.onnx", "If the input of the ONNX model is uint8, it gets the pixels themselves"),
+        ("torch:m.pt2?input=uint8", "The network gets the pixels themselves, uint8"),
+        ("python:own:embed", "The function gets the pixels themselves, uint8 from 0 to 255: (n, 3, height, width)"),
+        ("hf:owner/model", "less the model's own mean, divided by its own standard deviation"),
+        ("file:f.npz", "They were computed elsewhere"),
+    ],
+)
+def test_every_kind_of_encoder_is_described(text, told):
+    facts = EncoderFacts(text, "digest", 5, 0 if text.startswith("file") else 96)
+    words, rows = " ".join(encoder_words(facts).split()), dict(encoder_rows(facts))
+    assert told in words and rows["kind"] == text.partition(":")[0]
+    assert ("96 × 96 pixels" in words) == ("digest" in rows) == (not text.startswith("file"))
 
 
 def test_the_accuracy_is_measured_on_a_folder(tmp_path, state):
