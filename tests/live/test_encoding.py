@@ -362,7 +362,7 @@ def animation() -> bytes:
 
 PLAIN = picture(7, "red")
 REFUSED = {
-    "huge": (huge(), "has too many pixels: Image size (200000000 pixels)"),
+    "huge": (huge(), "has 200,000,000 pixels, more than 50,000,000"),
     "animated": (animation(), "is an animation"),
     "truncated": (encoded(picture(0, "red", (400, 300)), "JPEG")[:1500], "is damaged"),
     "empty": (b"", "is empty"),
