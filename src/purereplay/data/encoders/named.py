@@ -15,6 +15,7 @@ from purereplay.errors import UserError
 
 NONE = "none"
 _CODE = ("python", "torch")  # kinds whose author's code runs
+_FILES = ("onnx", "file")  # kinds that a state opens by itself, from a file
 _LARGEST = 4 * 2**30  # bytes of a file
 
 
@@ -77,9 +78,25 @@ def reopen(text: str, digest: str, owner: str | Path) -> CheckedEncoder | Featur
         raise UserError(
             f"{owner} was made with {text}, which runs code: name it again with --encoder {text} if you trust it."
         )
+    named = parse_name(text)
+    if named.kind in _FILES and (reason := _missing(Path(named.source))):
+        options = f"?{named.query}" if named.query else ""
+        raise UserError(
+            f"The encoder {named.source} cannot be read: {reason}; if it was moved, name its new place with "
+            f"--encoder '{named.kind}:FILE{options}'."
+        )
     found = open_encoder(text)
     check_same(found, text, digest, owner)
     return found
+
+
+def _missing(path: Path) -> str | None:
+    """Return the reason why a file is not found, None if it is there."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def runs_code(text: str) -> bool:
