@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto
 from PIL import Image
 
-from purereplay.data.encoders import FeatureCache, FeatureFile, as_encoder, open_encoder, reopen
+from purereplay.data.encoders import EncoderFacts, FeatureCache, FeatureFile, as_encoder, open_encoder, reopen
 from purereplay.data.encoders import cache as cache_module
 from purereplay.data.encoders.options import Normal
 from purereplay.data.encoders.pictures import as_input, as_inputs
@@ -165,6 +165,22 @@ def test_a_file_of_features(tmp_path, kind):
     assert found.find("no") is None
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("onnx:/home/me/m.onnx", "onnx:m.onnx"),
+        ("onnx:/home/me/m.onnx?size=96&output=/pool/out", "onnx:m.onnx?size=96&output=/pool/out"),
+        ("file:/home/me/f.npz", "file:f.npz"),
+        ("hf:/home/me/model", "hf:model"),
+        ("hf:../me/model", "hf:model"),
+        ("hf:owner/model", "hf:owner/model"),
+        ("python:halves:embed", "python:halves:embed"),
+    ],
+)
+def test_the_name_of_an_encoder_has_no_folder(text, name):
+    assert EncoderFacts(text, "", 1, 1).name == name
+
+
 # ---------------------------------------------------------------- what cannot be used
 
 
@@ -175,11 +191,12 @@ def test_a_file_of_features(tmp_path, kind):
         ("onnx:", "is unknown"),
         ("onnx:no.onnx", r"The encoder no\.onnx cannot be read: No such file"),
         ("onnx:text.onnx", r"text\.onnx cannot be used as an ONNX model"),
-        ("onnx:m.onnx?size=9", "a trial image cannot be encoded"),
+        ("onnx:m.onnx?size=9", r"^m\.onnx takes images of 8 × 8 pixels, not 9 × 9: leave the size out\.$"),
+        ("onnx:one.onnx?batch=4", r"^one\.onnx takes 1 images at once, not 4: leave the batch out\.$"),
         ("onnx:m.onnx?colour=1", "has no option 'colour'"),
         ("onnx:m.onnx?mean=a", "are not numbers"),
         ("onnx:m.onnx?output=z", "has no output 'z'; its outputs are: y"),
-        ("onnx:m.onnx?size=4000", "takes images of 4,000 pixels"),
+        ("onnx:free.onnx?size=4000", "takes images of 4,000 pixels"),
         ("onnx:m.onnx?batch=0", "8 pixels, 0 at once"),
         ("torch:text.onnx", "is not a file of torch"),
         ("python:own", "must be written python:MODULE:FUNCTION"),
@@ -198,6 +215,8 @@ def test_an_encoder_that_cannot_be_opened(tmp_path, monkeypatch, text, reason):
     for name in ("timm", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)  # not installed
     write_onnx(tmp_path / "m.onnx")
+    write_onnx(tmp_path / "free.onnx", shape=("n", 3, "h", "w"))
+    write_onnx(tmp_path / "one.onnx", shape=(1, 3, SIZE, SIZE))
     (tmp_path / "text.onnx").write_text("no model")
     np.savez(tmp_path / "plain.npz", features=np.ones((2, 2)))
     with pytest.raises(UserError, match=reason) as error:

@@ -48,7 +48,7 @@ def frames(form: str) -> bytes:
 BAD_FILES = {
     "empty": (b"", "is empty"),
     "truncated JPEG": (encoded(Image.fromarray(picture(5)), "JPEG")[:-20], "is damaged"),
-    "huge": (huge_png(40_000, 40_000), "has too many pixels"),
+    "huge": (huge_png(40_000, 40_000), "has 1,600,000,000 pixels, more than 50,000,000"),
     "animated GIF": (frames("GIF"), "is an animation"),
     "animated PNG": (frames("PNG"), "is an animation"),
     "text": (b"hello", "is not an image"),

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,17 +12,25 @@ import torch
 from PIL import Image
 from tiny_state import items, picture, png, tiny
 
+import purereplay
+from purereplay.data.encoders import EncoderFacts
+from purereplay.data.packing import unpack_tensors
 from purereplay.errors import UserError
+from purereplay.live.encoding import inputs
 from purereplay.live.export.card import HEAD
 from purereplay.live.export.exporter import export
 from purereplay.live.export.graphs import graph_of
+from purereplay.live.export.preparation import encoder_rows, encoder_words
 from purereplay.live.items import Item
 from purereplay.live.opinion import Opinion
 from purereplay.live.predict import ready_classifier
+from purereplay.live.session import Session
+from purereplay.live.settings import Wanted, wanted_encoder
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 from purereplay.nets.resnet import ResNet18
 from purereplay.purify.opinions import FeatureMap, choose_model
+from small_onnx import write_onnx
 
 
 def make_state(folder, learner: str, n: int = 60):
@@ -43,6 +53,26 @@ def new_images(n: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
     return make_state(tmp_path_factory.mktemp("exported") / "state", "full-memory")
+
+
+@pytest.fixture(scope="module")
+def encoded_state(tmp_path_factory):
+    """A state whose encoder is an ONNX file."""
+    folder = tmp_path_factory.mktemp("encoded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        encoder = wanted_encoder(f"onnx:{write_onnx(folder / 'channels.onnx')}?batch=4")
+        with Session.open(folder / "state", Wanted(encoder=encoder), Engine(torch.device("cpu"))) as session:
+            session.take([Item(f"s{i}", f"label {i % 3}", png(coloured(i))) for i in range(30)])
+            session.work(rest=True)
+    return folder / "state"
+
+
+def coloured(number: int) -> np.ndarray:
+    """A colour image whose brightest channel is that of its label."""
+    noise = np.random.default_rng(number).integers(0, 120, (6, 9, 3))
+    noise[:, :, number % 3] += 100
+    return noise.astype(np.uint8)
 
 
 @pytest.mark.long
@@ -81,6 +111,36 @@ def test_safetensors_holds_the_tensors_of_the_classifier(tmp_path, state):
     assert found.keys() == classifier.tensors().keys()
     assert all(torch.equal(found[name], t) for name, t in classifier.tensors().items())
     assert done.check.difference == 0
+
+
+FORMS = [pytest.param("onnx", marks=pytest.mark.long), pytest.param("torch", marks=pytest.mark.slow), "safetensors"]
+
+
+def contents(folder) -> bytes:
+    """The bytes of all files, and of the parts of those that are archives."""
+    found = b""
+    for path in sorted(folder.iterdir()):
+        found += path.read_bytes()
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                found += b"".join(archive.read(name) for name in archive.namelist())
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_files_hold_no_path_of_this_machine_and_no_image(tmp_path, state, encoded_state, form):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    for own_state in (state, encoded_state):
+        out = tmp_path / own_state.parent.name
+        export(own_state, form, out)
+        found = contents(out)
+        for path in (Path(purereplay.__file__).parents[1], Path(torch.__file__).parents[1], own_state.parent):
+            assert str(path).encode() not in found
+        assert b"stack_trace" not in found
+        with Store.reading(own_state) as store:
+            assert next(iter(store.span(0, 1))).pixels.tobytes() not in found
+            assert inputs(store, np.array([0])).numpy().tobytes() * 2 not in found  # a batch as an example
 
 
 SHAPES = {"square": (6, 6), "wide": (9, 21), "larger than 32": (40, 70)}
@@ -184,6 +244,56 @@ def test_the_card_says_what_it_should(tmp_path, state):
     ):
         assert part in text, part
     assert done.accuracy is not None and 0.5 < done.accuracy.rate <= 1 and not done.accuracy.measured
+
+
+def test_the_card_says_how_an_image_is_resized(tmp_path, state, encoded_state):
+    for own_state, subject in (
+        (state, "An image is grey, 6 × 6"),
+        (encoded_state, "An image for the encoder is in col"),
+    ):
+        text = " ".join(export(own_state, "safetensors", tmp_path / "model").card.read_text().split())
+        assert subject in text and "by bilinear interpolation" in text and "aspect kept" in text
+
+
+def test_the_card_names_the_encoder_and_what_it_gets(tmp_path, encoded_state):
+    done = export(encoded_state, "safetensors", tmp_path / "model")
+    text = done.card.read_text()
+    with Store.reading(encoded_state) as store:
+        facts, shape = store.image_settings.encoder, store.image_settings.shape
+    for part in (
+        "| kind | onnx |",
+        "| file | channels.onnx |",
+        "| options | batch=4 |",
+        f"| digest | {facts.digest} |",
+        "| images | 8 × 8 pixels |",
+        "| features | 3 |",
+        "its features: 3 numbers, float32",
+        "less the mean (0.485, 0.456, 0.406), divided by the standard\ndeviation (0.229, 0.224, 0.225)",
+        "float32 (n, 3)",
+    ):
+        assert part in text, part
+    assert f"{shape[2]} × {shape[1]} pixels" not in text  # of the small copies
+    saved = unpack_tensors(done.model).facts
+    assert saved["encoder"] == "onnx:channels.onnx?batch=4" and saved["encoder_digest"] == facts.digest
+    assert (saved["encoder_size"], saved["features"]) == (8, 3) and "image_shape" not in saved
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("onnx:m.onnx?mean=0.5&std=0.25", "less the mean (0.5, 0.5, 0.5), divided by the standard deviation (0.25, 0."),
+        ("onnx:m.onnx", "If the input of the ONNX model is uint8, it gets the pixels themselves"),
+        ("torch:m.pt2?input=uint8", "The network gets the pixels themselves, uint8"),
+        ("python:own:embed", "The function gets the pixels themselves, uint8 from 0 to 255: (n, 3, height, width)"),
+        ("hf:owner/model", "less the model's own mean, divided by its own standard deviation"),
+        ("file:f.npz", "They were computed elsewhere"),
+    ],
+)
+def test_every_kind_of_encoder_is_described(text, told):
+    facts = EncoderFacts(text, "digest", 5, 0 if text.startswith("file") else 96)
+    words, rows = " ".join(encoder_words(facts).split()), dict(encoder_rows(facts))
+    assert told in words and rows["kind"] == text.partition(":")[0]
+    assert ("96 × 96 pixels" in words) == ("digest" in rows) == (not text.startswith("file"))
 
 
 def test_the_accuracy_is_measured_on_a_folder(tmp_path, state):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from served_state import ADDRESS, asking, encoded, judged, on_a_port, sample
 from starlette.testclient import TestClient
+from test_images import huge_png
 from tiny_state import items, picture, png, tiny
 
 from purereplay.live.inbox import Inbox
@@ -116,6 +117,12 @@ def test_many_large_images_in_a_small_request_are_refused(client):
     errors = [p.get("error", "") for p in answer.json()["predictions"]]
     assert [bool(e) for e in errors] == [False] * 4 + [True] * 2
     assert "100,000,000 pixels in all" in errors[5]
+
+
+def test_an_image_of_too_many_pixels_is_refused_with_the_limit(client):
+    image = base64.b64encode(huge_png(20_000, 20_000)).decode()
+    answer = client.post("/predict", json={"images": [image]}).json()
+    assert answer["error"] == "The image has 400,000,000 pixels, more than 50,000,000."
 
 
 def test_a_compressed_request_is_refused(client):

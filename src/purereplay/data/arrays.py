@@ -144,7 +144,7 @@ def _opened(picture: Image.Image, position: int) -> NDArray[np.uint8]:
     try:
         return np.asarray(picture)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # PIL reads the file only now
-        raise InputError(f"Sample {position} of X cannot be read: {error}.") from error
+        raise InputError(f"Sample {position} of X cannot be read: {str(error).rstrip('.')}.") from error
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:

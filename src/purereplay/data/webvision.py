@@ -89,7 +89,7 @@ def decode(path: Path) -> Images:
             image.draft("RGB", (2 * SIZE, 2 * SIZE))  # a JPEG is decoded at the smallest scale that is still larger
             resized = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"The image {path} is missing or damaged: {error}.") from error
+        raise UserError(f"The image {path} is missing or damaged: {str(error).rstrip('.')}.") from error
     return np.asarray(resized).transpose(2, 0, 1)
 
 

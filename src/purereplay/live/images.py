@@ -274,7 +274,9 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
         raise
     except UnidentifiedImageError:
         raise Refused("is not an image in PNG, JPEG, BMP, GIF or WebP") from None
-    except Image.DecompressionBombError as error:
-        raise Refused(f"has too many pixels: {error}") from None
+    except Image.DecompressionBombError as error:  # Pillow has a higher limit of its own, which it checks first
+        found = re.search(r"\((\d+) pixels\)", str(error))
+        size = f"{int(found[1]):,}" if found else "too many"
+        raise Refused(f"has {size} pixels, more than {MAX_PIXELS:,}") from None
     except Exception as error:  # a decoder may raise anything on a damaged file
-        raise Refused(f"is damaged: {error}") from None
+        raise Refused(f"is damaged: {str(error).rstrip('.')}") from None

@@ -55,7 +55,7 @@ def _colour(picture: Any, row: int) -> Pixels:
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # PIL reads the file only now
-        raise InputError(f"Sample {row} of X cannot be read: {error}.") from error
+        raise InputError(f"Sample {row} of X cannot be read: {str(error).rstrip('.')}.") from error
 
 
 def embedded(encoder: CheckedEncoder, images: Sequence[Pixels], watch: Progress | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 _CODE = ("python", "torch")  # kinds whose author's code runs
+_FILES = ("onnx", "file")  # kinds that a state opens by itself, from a file
 _LARGEST = 4 * 2**30  # bytes of a file
 
 
@@ -35,9 +37,11 @@ class EncoderFacts(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its text without the folder."""
+        """Its text without the folder, so that it can be given away."""
         kind, _, rest = self.text.partition(":")
-        return f"{kind}:{rest.rpartition('/')[2]}"
+        source, question, query = rest.partition("?")  # the name of an output may have a slash
+        public = kind == "hf" and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)  # owner and model
+        return f"{kind}:{source if public else source.rpartition('/')[2]}{question}{query}"
 
 
 def open_encoder(text: str, *, again: bool = False) -> CheckedEncoder | FeatureFile:
@@ -97,9 +101,25 @@ def reopen(text: str, digest: str, owner: str | Path) -> CheckedEncoder | Featur
         raise UserError(
             f"{owner} was made with {text}, which runs code: name it again with --encoder {text} if you trust it."
         )
+    named = parse_name(text)
+    if named.kind in _FILES and (reason := _missing(Path(named.source))):
+        options = f"?{named.query}" if named.query else ""
+        raise UserError(
+            f"The encoder {named.source} cannot be read: {reason}; if it was moved, name its new place with "
+            f"--encoder '{named.kind}:FILE{options}'."
+        )
     found = open_encoder(text, again=True)
     check_same(found, text, digest, owner)
     return found
+
+
+def _missing(path: Path) -> str | None:
+    """Return the reason why a file is not found, None if it is there."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def runs_code(text: str) -> bool:

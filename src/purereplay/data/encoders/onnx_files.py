@@ -58,8 +58,14 @@ class OnnxEncoder:
         fixed = {side for side in sides if isinstance(side, int)}
         if len(fixed) > 1:
             raise UserError(f"{path} takes images of {sides[1]} × {sides[0]} pixels, but they must be square.")
-        self.size = options.size or (fixed.pop() if fixed else SIZE)
+        side = fixed.pop() if fixed else None
+        self.size = options.size or side or SIZE
+        if side not in (None, self.size):
+            given = f"{self.size:,} × {self.size:,}"
+            raise UserError(f"{path} takes images of {side:,} × {side:,} pixels, not {given}: leave the size out.")
         own_batch = count if isinstance(count, int) else BATCH
+        if isinstance(count, int) and options.batch not in (None, count):
+            raise UserError(f"{path} takes {count} images at once, not {options.batch}: leave the batch out.")
         self.batch = own_batch if options.batch is None else options.batch
         self._normal = options.normal or Normal()
 

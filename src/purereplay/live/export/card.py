@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from purereplay import __version__
 from purereplay.live.export.accuracy import Accuracy
 from purereplay.live.export.files import NAMES, TOLERANCE, Check
+from purereplay.live.export.preparation import encoder_rows, encoder_words, image_words
 from purereplay.live.settings import StateSettings
 from purereplay.live.status import NoiseStatus, Status
 
@@ -33,8 +34,8 @@ class Facts(NamedTuple):
 
 def model_card(facts: Facts) -> str:
     """Return the text of a card."""
-    parts = [_header(facts), _data(facts), _noise(facts), _accuracy(facts), _use(facts), _settings(facts)]
-    return "\n\n".join(parts) + "\n"
+    sections = (_header, _data, _noise, _accuracy, _input, _use, _settings)
+    return "\n\n".join(section(facts) for section in sections) + "\n"
 
 
 def _header(f: Facts) -> str:
@@ -53,7 +54,7 @@ says nothing about a model made from your images."""
 
 
 def _data(f: Facts) -> str:
-    s, (channels, height, width) = f.status, f.settings.shape
+    s = f.status
     rows = [[c["label"], c["samples"], c["scored"] - c["unjudged"], c["rejected"]] for c in s["classes"]]
     n_judged = s["scored"] - s["unjudged"]
     few = f"Not judged, since too few images have the label: {s['unjudged']:,}.\n" if s["unjudged"] else ""
@@ -63,15 +64,7 @@ def _data(f: Facts) -> str:
 {few}Labels corrected or confirmed by a person: {s["corrected"]:,}.
 Samples that teach with trust in their label: {s["purified"]:,}.
 
-An image is {"grey" if channels == 1 else "in colour"}, {width} × {height} pixels. {_preparation(f.settings)}
-
 {_table(["label", "samples", "judged", "rejected"], rows)}"""
-
-
-def _preparation(settings: StateSettings) -> str:
-    if settings.fit == "exact":
-        return "Images of another size were refused." if settings.size is None else "Other sizes were stretched to it."
-    return "Images of another size are resized with their\naspect kept, and their edges are repeated to fill the rest."
 
 
 def _noise(f: Facts) -> str:
@@ -106,11 +99,18 @@ of the samples predicted their given labels, and the estimated share of wrong la
 accuracy on images with right labels before you rely on it: `purereplay export --test FOLDER`."""
 
 
+def _input(f: Facts) -> str:
+    encoder = f.settings.encoder
+    if encoder is None:
+        return f"## Input\n\n{image_words(f.settings)}"
+    return f"## Input\n\n{encoder_words(encoder)}\n\n{_table(['encoder', ''], encoder_rows(encoder))}"
+
+
 def _use(f: Facts) -> str:
     encoder, n = f.settings.encoder, len(f.labels)
     shape = ", ".join(map(str, f.settings.shape if encoder is None else (encoder.dim,)))
     name, dtype = ("images", "uint8") if encoder is None else ("features", "float32")
-    made_by = "" if encoder is None else f"\nThe features are those of the encoder `{_cell(encoder.text)}`."
+    made_by = "" if encoder is None else " The features are those of the encoder above."
     compared = f"""Compared with the state's own classifier on {f.check.n:,} samples, the largest
 difference of a probability was {f.check.difference:.1e}; more than {TOLERANCE:g} would have been an error."""
     about = f"""Input `{name}`: {dtype} (n, {shape}).{made_by} Output `probabilities`: float32 (n, {n}),

@@ -19,7 +19,7 @@ from purereplay.live.export.card import HEAD, Facts, model_card
 from purereplay.live.export.files import NAMES, Check, Images, write_model
 from purereplay.live.predict import Predictor, ready_classifier
 from purereplay.live.session import make_engine
-from purereplay.live.settings import Opened, Wanted, check_same
+from purereplay.live.settings import Opened, StateSettings, Wanted, check_same
 from purereplay.live.status import status
 from purereplay.live.store import Store
 
@@ -59,8 +59,7 @@ def export(
         classifier, labels, version = _classifier(store)
         facts: dict[str, Any] = {
             "labels": json.dumps(labels),
-            "image_shape": json.dumps(store.image_settings.shape),
-            "encoder": "none" if store.image_settings.encoder is None else store.image_settings.encoder.text,
+            **_input_facts(store.image_settings),
             "version": version,
             "purereplay": __version__,
         }
@@ -96,6 +95,15 @@ def _classifier(store: Store) -> tuple[Predictor, list[str], str]:
         classifier, labels = ready_classifier(store, make_engine("cpu"))
         if before is not None and before == store.current():
             return classifier, labels, before.digest[:16]
+
+
+def _input_facts(settings: StateSettings) -> dict[str, Any]:
+    """Return what the file says about its input; the small copies of images beside an encoder are none."""
+    encoder = settings.encoder
+    if encoder is None:
+        return {"image_shape": json.dumps(settings.shape), "encoder": "none"}
+    facts = {"encoder": encoder.name, "encoder_digest": encoder.digest, "encoder_size": encoder.size}
+    return facts | {"features": encoder.dim}
 
 
 def _check_card(path: Path) -> None:

@@ -2,6 +2,9 @@
 
 Before a file is kept, it classifies up to 1,000 samples of the state. A difference of more than `TOLERANCE` in any
 probability is an error, and nothing is written.
+
+Files are given away: they hold no image of the state, and no path of this machine. PyTorch would add an example of the
+input, and with every operation the source lines that it comes from.
 """
 
 from __future__ import annotations
@@ -76,9 +79,25 @@ def _compared(classifier: Predictor, predict: Callable[[Images], Real], images: 
 
 def _program(classifier: Predictor, images: Images) -> Any:
     """Return the classifier as a program of `torch.export`, for any number of images."""
-    example = torch.from_numpy(np.repeat(images[:1], 2, 0))
+    example = torch.from_numpy(np.zeros((2, *images.shape[1:]), images.dtype))  # it is saved with the program
     with torch.no_grad(), _quiet():
-        return torch.export.export(graph_of(classifier), (example,), dynamic_shapes=({0: torch.export.Dim("n")},))
+        program = torch.export.export(graph_of(classifier), (example,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return program
+
+
+def _strip(message: Any) -> None:
+    """Remove the notes of PyTorch from a part of an ONNX model, and from all parts of it."""
+    for name in ("doc_string", "metadata_props"):
+        if name in message.DESCRIPTOR.fields_by_name:
+            message.ClearField(name)
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                _strip(part)
 
 
 def _write_onnx(classifier: Predictor, facts: dict[str, Any], images: Images, part: Path) -> Callable[[Images], Real]:
@@ -100,7 +119,7 @@ def _write_onnx(classifier: Predictor, facts: dict[str, Any], images: Images, pa
         )
         assert made is not None
         model = made.model_proto
-    del model.metadata_props[:]
+    _strip(model)
     onnx.helper.set_model_props(model, {name: str(value) for name, value in facts.items()})
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "n"
