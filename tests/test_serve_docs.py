@@ -74,6 +74,7 @@ def test_every_command_from_photos_to_a_served_model_runs(photos):
         told = run(teach.replace("8491", port), photos)
         results = [json.loads(line)["samples"][0]["result"] for line in _objects(told)]
         assert results == ["stored", "waits for a label", "labelled"]
+        assert "new_label" not in told  # the labels are those of the folder
         looked = run(look.replace("8491", port), photos)
         status, verdicts = (json.loads(text) for text in _objects(looked))
         assert status["server"]["inbox"]["unlabelled"] == 0 and status["state"]["samples"] >= 150

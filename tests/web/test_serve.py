@@ -13,7 +13,7 @@ from served_state import ADDRESS, asking, encoded, judged, on_a_port, sample
 from starlette.testclient import TestClient
 from tiny_state import items, picture, png, tiny
 
-from purereplay.live.inbox import Inbox
+from purereplay.live.inbox import Inbox, absorb
 from purereplay.live.predict import ready_classifier
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
@@ -211,6 +211,34 @@ def test_a_label_may_come_later(client, state):
     assert "with the label 'label 1'" in send(id="late", label="label 2")["error"]
     with Inbox.opened(state) as inbox:
         assert {item.id: item.label for _, item in inbox.next()}["late"] == "label 1"
+
+
+def test_a_label_that_no_sample_had_is_named_once(tmp_path):
+    state = judged(tmp_path / "state")
+
+    def new(number: int, **values: str) -> dict[str, str]:
+        return {"id": f"n{number}", "label": "cat", "image": encoded(700 + number)} | values
+
+    def results(client, *samples: dict) -> list[dict]:
+        return client.post("/learn", json={"samples": list(samples)}).json()["samples"]
+
+    with asking(state) as (client, _):
+        assert results(client, new(1), new(2), sample(50)) == [
+            {"id": "n1", "result": "stored", "new_label": True},
+            {"id": "n2", "result": "stored"},
+            {"id": "s50", "result": "stored"},
+        ]
+        assert results(client, new(1), new(3)) == [{"id": "n1", "result": "known"}, {"id": "n3", "result": "stored"}]
+        late = new(4)
+        del late["label"]
+        assert results(client, late) == [{"id": "n4", "result": "waits for a label"}]
+        assert results(client, {"id": "n4", "label": "dog"}) == [{"id": "n4", "result": "labelled", "new_label": True}]
+        assert "error" in results(client, new(5, label="bird", image="bm8="))[0]
+        assert results(client, new(5, label="bird"))[0]["new_label"]  # the refused one did not count
+    with tiny(state) as session, Inbox.opened(state) as inbox:
+        absorb(session, inbox)
+    with asking(state) as (client, _):
+        assert results(client, new(6)) == [{"id": "n6", "result": "stored"}]
 
 
 REFUSED = {
