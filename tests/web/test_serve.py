@@ -121,6 +121,12 @@ def test_a_compressed_request_is_refused(client):
     assert client.post("/predict", content=b"x", headers={"Content-Encoding": "gzip"}).status_code == 415
 
 
+def test_a_form_is_refused_with_the_remedy(client):
+    for path in ("/predict", "/learn"):
+        answer = client.post(path, files={"file": ("photo.png", png(picture(100)), "image/png")})
+        assert answer.status_code == 415 and "--data-binary @FILE" in answer.json()["error"]
+
+
 def test_other_paths_and_methods(client):
     assert client.get("/predict").status_code == 405
     assert client.get("/v2/nothing").status_code == 404
@@ -486,6 +492,22 @@ def test_requests_that_wait_together_get_their_own_answers(state):
         batcher.close()
 
     asyncio.run(ask())
+
+
+def test_an_unknown_path_is_told_as_such(both, state):
+    client = TestClient(both[1], base_url=ADDRESS)  # without the token of the page
+    for path in ("/docs", "/favicon.ico", "/api/nothing", "/image", "/v2/nothing", "/api"):
+        answer = client.get(path)
+        assert answer.status_code == 404 and "no such path" in answer.json()["error"], path
+    for path in ("/", "/main.js", "/api/begin", "/image/0", "/image/no"):
+        assert client.get(path).status_code == 401, path
+    assert client.get("/docs", headers={"Host": "evil.example:8491"}).status_code == 421
+    found = {line.split('"')[1] for line in client.get("/metrics").text.splitlines() if line.startswith("purereplay_r")}
+    assert "other" in found and not found & {"/docs", "/favicon.ico"}  # not one number for each
+    with asking(state, token="a-token-of-16-letters") as (client, _):  # who has none learns nothing
+        for path in ("/docs", "/status", "/v2/nothing"):
+            assert client.get(path).status_code == 401, path
+        assert client.get("/docs", headers={"Authorization": "Bearer a-token-of-16-letters"}).status_code == 404
 
 
 def test_the_review_page_runs_inside(both):

@@ -129,7 +129,7 @@ _BODY_ERRORS = {
     "400": "The request cannot be used.",
     "408": "The request did not arrive in time.",
     "413": "The request is too long.",
-    "415": "The request is compressed.",
+    "415": "The request is compressed, or a form.",
     "503": "There is no classifier yet, too much waits, or the state is gone.",
     "507": "The disk is full; nothing of the request was recorded.",
 }
