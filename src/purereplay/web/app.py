@@ -71,10 +71,8 @@ class Server:
         self.notes: dict[int, str] = {}  # where the large images come from, by number
         self.readers = ThreadPoolExecutor(_READERS, "reader")  # of files
         self.n_opinions = 0  # counts the changes of what is suggested
-        folder = files("purereplay.web") / "static"
-        self.static = {
-            entry.name: entry.read_bytes() for entry in folder.iterdir() if Path(entry.name).suffix in _TYPES
-        }
+        folder = (files("purereplay.web") / "static").iterdir()
+        self.static = {file.name: file.read_bytes() for file in folder if Path(file.name).suffix in _TYPES}
 
     @asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
