@@ -1,6 +1,7 @@
 """The server under load: latency while it trains, swaps of the classifier, and kills.
 
     python benchmarks/serve.py load --out results/serve/load.json      # 50 clients predict, 2 teach, 60 s
+    python benchmarks/serve.py load --samples 5000 --growth 0.02  # a state that grows less meanwhile
     python benchmarks/serve.py swaps --out results/serve/swaps.json    # 100 swaps while clients predict
     python benchmarks/serve.py kills --out results/serve/kills.json    # 20 × kill -9 while a client teaches
     python benchmarks/serve.py export --out results/serve/export.json  # ONNX and the state's own predictions
@@ -199,12 +200,13 @@ def until(seconds: float) -> Callable[[], bool]:
 # ---------------------------------------------------------------- measurements
 
 
-def load(seconds: float, rate: float) -> dict[str, Any]:
-    """Measure /predict without and with training."""
+def load(seconds: float, rate: float, n_samples: int, growth: float) -> dict[str, Any]:
+    """Measure /predict without and with training, on a state of n samples at the start."""
     digits = Digits()
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
-        make_state(state, digits, 600, growth="0.05")  # all are judged again after 5 % more, so training never rests
+        # all are judged again after 5 % more: 30 of 600, so training never rests; a larger state needs a smaller share
+        make_state(state, digits, n_samples, growth=f"{growth:g}")
         server = Server(state)
         image = base64.b64encode(digits.png(1700)).decode()
         parts = []
@@ -225,8 +227,10 @@ def load(seconds: float, rate: float) -> dict[str, Any]:
         "training": parts[2],
         "idle_after": parts[3],
         "p99_ratio": round(ratio, 2),
+        "samples_at_the_start": n_samples,
+        "growth": growth,
         "samples_at_the_end": n,
-        "samples_expected": 600 + parts[2]["acknowledged"],
+        "samples_expected": n_samples + parts[2]["acknowledged"],
         "seconds_to_start": round(server.seconds, 1),
         "seconds_to_stop": round(stopped, 1),
     }
@@ -417,12 +421,14 @@ def main() -> None:
     parser.add_argument("what", choices=["load", "swaps", "kills", "export"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each part of `load`")
+    parser.add_argument("--samples", type=int, default=600, help="of the state at the start of `load`")
+    parser.add_argument("--growth", type=float, default=0.05, help="share of new samples after which `load` trains")
     parser.add_argument("--rate", type=float, default=2.0, help="requests per second of each predicting client")
     parser.add_argument("--n", type=int, help="swaps (100) or kills (20)")
     options = parser.parse_args()
     began, load_before = time.time(), os.getloadavg()[0]
     done = {
-        "load": lambda: load(options.seconds, options.rate),
+        "load": lambda: load(options.seconds, options.rate, options.samples, options.growth),
         "swaps": lambda: swaps(options.n or 100),
         "kills": lambda: kills(options.n or 20),
         "export": exports,

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,7 @@ def test_every_command_from_photos_to_a_served_model_runs(photos):
         told = run(teach.replace("8491", port), photos)
         results = [json.loads(line)["samples"][0]["result"] for line in _objects(told)]
         assert results == ["stored", "waits for a label", "labelled"]
+        assert "new_label" not in told  # the labels are those of the folder
         looked = run(look.replace("8491", port), photos)
         status, verdicts = (json.loads(text) for text in _objects(looked))
         assert status["server"]["inbox"]["unlabelled"] == 0 and status["state"]["samples"] >= 150
@@ -122,8 +124,15 @@ def test_the_commands_of_the_export_page_run(photos):
     assert run(f"{sys.executable} - <<'END'\n{code}\nprint(label)\nEND", photos).strip() in map(str, range(10))
 
 
+PARTS = ("idle_before", "training", "idle_after")  # of a result of `load`
+
+
+def facts(name: str) -> dict:
+    return json.loads((ROOT / "results" / "serve" / f"{name}.json").read_text())
+
+
 def result(name: str) -> dict:
-    return json.loads((ROOT / "results" / "serve" / f"{name}.json").read_text())["result"]
+    return facts(name)["result"]
 
 
 def test_the_numbers_of_the_server_are_those_of_the_result_files():
@@ -139,6 +148,23 @@ def test_the_numbers_of_the_server_are_those_of_the_result_files():
         assert training["predict"]["errors"] == training["learn"]["errors"] == 0
         times = " | ".join(f"{part['predict']['p50_ms']:.0f} / {part['predict']['p99_ms']:.0f}" for part in parts)
         assert f"| {times} | {training['predict']['requests']:,} | {training['learn']['requests']:,} |" in SERVE
+
+
+def test_the_load_and_the_cost_of_training_are_those_of_the_result_files():
+    text = " ".join(SERVE.split())
+    before = {name: facts(name)["load_average_before"] for name in ("kills", "swaps", "load-1", "load-2", "load-3")}
+    assert f"the kills (load average {before['kills']:.1f} before) and the swaps ({before['swaps']:.1f})" in text
+    loads = [before[f"load-{i}"] for i in (1, 2, 3)]
+    assert f"(load average {min(loads):.1f} to {max(loads):.1f} before)" in text
+    rows = [[result(f"load-{i}")[part]["predict"]["p99_ms"] for part in PARTS] for i in (1, 2, 3)]
+    assert f"is {_listed(f'{now / idle:.1f}' for idle, now, _ in rows)} times that before" in text
+    assert f"({_listed(f'{now:.0f} / {idle:.0f}' for idle, now, _ in rows)} ms)" in text
+    assert f"the p99 after it is {_listed(f'{after:.0f}' for *_, after in rows)} ms" in text
+
+
+def _listed(values: Iterable[str]) -> str:
+    *first, last = values
+    return f"{', '.join(first)} and {last}"
 
 
 def test_the_numbers_of_the_memory_are_those_of_the_result_files():

@@ -230,16 +230,19 @@ def test_a_few_more_samples_at_the_end_of_a_source_are_judged_by_the_classifier(
     assert fingerprint(tmp_path / "state") == before
 
 
-def test_samples_of_a_label_that_the_classifier_does_not_know_wait(tmp_path, small_features):
+def test_samples_of_a_label_that_the_classifier_does_not_know_are_unjudged(tmp_path, small_features):
     with tiny(tmp_path / "state", "full-memory") as session:
         session.take(items(0, 20))
         session.work()
         session.take([Item(f"n{i}", "brand new", png(picture(100 + i, 4))) for i in range(5)])
         session.work()
-        assert session.taken == 25 and status(session.store)["waiting"] == 5
+        found = status(session.store)
+        assert session.taken == 25 and (found["waiting"], found["unjudged"], found["scored"]) == (0, 5, 25)
         session.take(items(25, 30))
         session.work()
-        assert status(session.store)["waiting"] == 0
+        found = status(session.store)
+        assert (found["waiting"], found["unjudged"], found["accepted"] + found["rejected"]) == (0, 0, 30)
+        session.store.check()  # the digest of every table
 
 
 def test_one_label_alone_cannot_be_judged(tmp_path, small_features):
@@ -313,14 +316,16 @@ def test_nothing_is_learned_from_dropped_samples(tmp_path, small_features):
         assert session.settle() is not None
 
 
-def test_a_label_of_which_all_samples_are_dropped_has_no_verdicts(tmp_path, small_features):
+def test_a_label_of_which_all_samples_are_dropped_is_unjudged(tmp_path, small_features):
     with tiny(tmp_path / "state", "full-memory") as session:
         session.take(items(0, 30))
         session.work(rest=True)
         with session.store.transaction():
             session.store.write_fact("reviewed", json.dumps({"dropped": list(range(0, 30, 3))}))
         session.settle()
-        assert status(session.store)["scored"] == 20
+        found = status(session.store)
+        assert (found["waiting"], found["unjudged"], found["accepted"] + found["rejected"]) == (0, 10, 20)
+        assert not session.learning.teaching() & set(range(0, 30, 3))
         with session.store.snapshot():
             session.store.check()
         with session.store.transaction():

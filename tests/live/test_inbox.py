@@ -13,6 +13,7 @@ from purereplay.live.inbox import FullInbox, Inbox, Sample, absorb, absorb_left,
 from purereplay.live.judgements import judgements
 from purereplay.live.learn import learn
 from purereplay.live.settings import Wanted
+from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.live.training import Training
 from purereplay.nets.engine import Engine
@@ -155,6 +156,28 @@ def test_a_sample_that_the_state_refuses_is_refused_when_it_is_sent_again(tmp_pa
         assert inbox.counts().refused == 1
         [again] = inbox.add([first._replace(image=second.image)], nothing)
         assert again.error is not None and "another image" in again.error
+
+
+def test_a_new_label_has_a_verdict_after_the_quiet_time(tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    with tiny(state, "full-memory") as session:
+        session.take(items(0, 30))
+        session.work(rest=True)
+    monkeypatch.setattr("purereplay.live.training._QUIET", 0.1)
+    training = Training(state, Engine(torch.device("cpu")), lambda *event: None)
+    thread = threading.Thread(target=training.run)
+    thread.start()
+    try:
+        with Inbox.opened(state) as inbox:
+            inbox.add([samples(30, 31)[0]._replace(label="new")], nothing)
+        training.wake()
+        _until(lambda: _n_judged(state) == 31)
+    finally:
+        training.stop()
+        thread.join()
+    with Store.reading(state) as store:
+        assert judgements(store, 30, 9)[0].decision == "unjudged"
+        assert (status(store)["waiting"], status(store)["unjudged"]) == (0, 1)
 
 
 def test_the_activity_ends(tmp_path):

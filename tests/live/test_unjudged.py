@@ -17,6 +17,7 @@ from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 from purereplay.report.state_report import Extent, write_state_report
 from purereplay.report.watching import _state
+from purereplay.web.samples import read_scores
 
 ENGINE = Engine(torch.device("cpu"))
 
@@ -72,6 +73,40 @@ def test_they_are_judged_once_there_are_more(state):
     rows = {row["id"]: row for row in audited(state)}
     assert all(rows[f"r{i}"]["decision"] in ("accepted", "rejected") for i in range(10))
     assert rows["r0"]["reason"] == "8 more samples" and float(rows["r0"]["clean_probability"]) <= 1
+
+
+def test_a_new_label_is_unjudged_until_all_are_judged_again(state):
+    """A sample that arrives between two times that all are judged; the classifier does not know its label."""
+    new = [Item(f"n{i}", "new", png(picture(700 + i, 5))) for i in range(3)]
+    with tiny(state) as session:
+        session.take(new[:1])
+        session.work()
+        assert session.learning.judge_waiting().n_new == 1 and session.learning.judge_waiting() is None
+        found = status(session.store)
+        assert (found["waiting"], found["unjudged"], found["rejected"] + found["accepted"]) == (0, 3, 40)
+        [verdict] = [j for j in judgements(session.store, 0, 100) if j.id == "n0"]
+        assert (verdict.decision, verdict.clean_probability) == ("unjudged", None)
+        assert "too few samples had this label" in verdict.reason
+        assert read_scores(session.store).table.number[-1] == 42  # on the review page it comes last
+        session.store.check()
+    [row] = [row for row in audited(state) if row["id"] == "n0"]
+    assert (row["decision"], row["clean_probability"], row["likely_other_label"]) == ("unjudged", "", "")
+    write_state_report(state, ENGINE, state.parent / "report.html", Extent(100, 0), lambda *values: None)
+    with tiny(state) as session:
+        session.take(new[1:])
+        session.take(items(42, 60))
+        session.work(rest=True)
+        assert status(session.store)["unjudged"] == 2  # `rare`
+        last = [j for j in judgements(session.store, 0, 200) if j.id == "n0"][-1]
+        assert last.decision in ("accepted", "rejected") and "more samples" in last.reason
+
+
+def test_one_more_sample_of_a_label_with_few_is_judged_by_the_classifier(state):
+    with tiny(state) as session:
+        session.take(rare(2, 3))
+        session.work()
+        session.learning.judge_waiting()
+        assert status(session.store)["waiting"] == 0
 
 
 def test_a_person_judges_them(state):

@@ -139,6 +139,25 @@ def test_the_papers_accuracy():
     assert paper_accuracy(run | usual | {"dataset": "digits"}) is None
 
 
+def test_nothing_is_left_of_what_is_done():
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from purereplay.live.learn import LearnProgress
+    from purereplay.report.live import LearnBars, _JudgingText
+    from purereplay.report.terminal import time_left
+
+    assert time_left(3.25, 1, 2) == time_left(3.25, 1, None) == ", 3.2 s left"
+    assert time_left(0.0, 2, 2) == time_left(None, 1, 2) == ""
+    bars, told = LearnBars(Progress(console=Console(quiet=True)), [], lambda values, step: None), []
+    bars.lines = told.append
+    for n in (250, 500):
+        bars.took(LearnProgress(total=500, n_seen=n), [None] * 250)
+    assert told[-1] == "added: 500 of 500"
+    judging = _JudgingText()
+    assert judging("features", 5, 10).endswith(" left") and judging("features", 10, 10) == "features 10 of 10"
+
+
 def test_durations_carry():
     from purereplay.report.terminal import duration
 

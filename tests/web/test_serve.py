@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from test_images import huge_png
 from tiny_state import items, picture, png, tiny
 
-from purereplay.live.inbox import Inbox
+from purereplay.live.inbox import Inbox, absorb
 from purereplay.live.predict import ready_classifier
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
@@ -129,6 +129,12 @@ def test_a_compressed_request_is_refused(client):
     assert client.post("/predict", content=b"x", headers={"Content-Encoding": "gzip"}).status_code == 415
 
 
+def test_a_form_is_refused_with_the_remedy(client):
+    for path in ("/predict", "/learn"):
+        answer = client.post(path, files={"file": ("photo.png", png(picture(100)), "image/png")})
+        assert answer.status_code == 415 and "--data-binary @FILE" in answer.json()["error"]
+
+
 def test_other_paths_and_methods(client):
     assert client.get("/predict").status_code == 405
     assert client.get("/v2/nothing").status_code == 404
@@ -219,6 +225,34 @@ def test_a_label_may_come_later(client, state):
     assert "with the label 'label 1'" in send(id="late", label="label 2")["error"]
     with Inbox.opened(state) as inbox:
         assert {item.id: item.label for _, item in inbox.next()}["late"] == "label 1"
+
+
+def test_a_label_that_no_sample_had_is_named_once(tmp_path):
+    state = judged(tmp_path / "state")
+
+    def new(number: int, **values: str) -> dict[str, str]:
+        return {"id": f"n{number}", "label": "cat", "image": encoded(700 + number)} | values
+
+    def results(client, *samples: dict) -> list[dict]:
+        return client.post("/learn", json={"samples": list(samples)}).json()["samples"]
+
+    with asking(state) as (client, _):
+        assert results(client, new(1), new(2), sample(50)) == [
+            {"id": "n1", "result": "stored", "new_label": True},
+            {"id": "n2", "result": "stored"},
+            {"id": "s50", "result": "stored"},
+        ]
+        assert results(client, new(1), new(3)) == [{"id": "n1", "result": "known"}, {"id": "n3", "result": "stored"}]
+        late = new(4)
+        del late["label"]
+        assert results(client, late) == [{"id": "n4", "result": "waits for a label"}]
+        assert results(client, {"id": "n4", "label": "dog"}) == [{"id": "n4", "result": "labelled", "new_label": True}]
+        assert "error" in results(client, new(5, label="bird", image="bm8="))[0]
+        assert results(client, new(5, label="bird"))[0]["new_label"]  # the refused one did not count
+    with tiny(state) as session, Inbox.opened(state) as inbox:
+        absorb(session, inbox)
+    with asking(state) as (client, _):
+        assert results(client, new(6)) == [{"id": "n6", "result": "stored"}]
 
 
 REFUSED = {
@@ -485,6 +519,22 @@ def test_requests_that_wait_together_get_their_own_answers(state):
         batcher.close()
 
     asyncio.run(ask())
+
+
+def test_an_unknown_path_is_told_as_such(both, state):
+    client = TestClient(both[1], base_url=ADDRESS)  # without the token of the page
+    for path in ("/docs", "/favicon.ico", "/api/nothing", "/image", "/v2/nothing", "/api"):
+        answer = client.get(path)
+        assert answer.status_code == 404 and "no such path" in answer.json()["error"], path
+    for path in ("/", "/main.js", "/api/begin", "/image/0", "/image/no"):
+        assert client.get(path).status_code == 401, path
+    assert client.get("/docs", headers={"Host": "evil.example:8491"}).status_code == 421
+    found = {line.split('"')[1] for line in client.get("/metrics").text.splitlines() if line.startswith("purereplay_r")}
+    assert "other" in found and not found & {"/docs", "/favicon.ico"}  # not one number for each
+    with asking(state, token="a-token-of-16-letters") as (client, _):  # who has none learns nothing
+        for path in ("/docs", "/status", "/v2/nothing"):
+            assert client.get(path).status_code == 401, path
+        assert client.get("/docs", headers={"Authorization": "Bearer a-token-of-16-letters"}).status_code == 404
 
 
 def test_the_review_page_runs_inside(both):

@@ -71,6 +71,21 @@ def _runs(pid: int) -> bool:
     return True
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_the_server_in_the_same_way(state, how):
+    server = Serve(state)
+    try:
+        trainer = _trainer_of(server)
+        assert server.ask("/learn", {"samples": [sample(20)]})[0] == 202
+        assert "The server has stopped. Every sample that it acknowledged is on the disk." in server.end(how)
+        assert server.process.returncode == 0
+        assert not _runs(trainer)
+        with tiny(state) as session:  # the lock is free
+            assert session.store.n_samples <= 21
+    finally:
+        server.kill()
+
+
 @pytest.mark.slow
 def test_twenty_kills_lose_nothing_that_was_acknowledged(state):
     acknowledged, next_one = 20, 20

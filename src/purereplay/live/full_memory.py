@@ -44,7 +44,7 @@ from purereplay.live.verdicts import (
 _logger = logging.getLogger(__name__)
 REST = 0.1  # at the end of a source all samples are judged again if there are new ones by this share of `growth`
 _READ = 500  # samples read at once
-_JUDGED = "judged"  # fact: samples before this position were judged, or could not be judged yet
+_JUDGED = "judged"  # fact: samples before this position have a verdict
 
 
 class Judged(NamedTuple):
@@ -67,7 +67,7 @@ class FullMemory:
         self.store = store
         self.opinion: Opinion | None = None  # None: nothing was judged yet
         self.revised = 0  # samples that were judged together last
-        self.taken = 0  # samples before this position were judged, or could not be judged yet
+        self.taken = 0  # samples before this position have a verdict
         self.watch: Progress | None = None  # may raise to stop the work
 
     def load(self, current: Current) -> None:
@@ -157,7 +157,7 @@ class FullMemory:
             fill(judged, some, opinion.judge(self.inputs(some), known.labels[some]))
         _trust(judged, known)
         revision = Revision(number, n, int(known.trusted.sum()), opinion.weights)
-        teaching = np.flatnonzero(((judged.selected & judged.known) | known.trusted) & ~known.dropped)
+        teaching = np.flatnonzero((judged.selected | known.trusted) & ~known.dropped)
         with self.store.transaction():
             written = write_revision(self.store, revision, opinion.noise, judged, _reason(before, revision))
             current = self.store.write_tensors(opinion.tensors(), n, opinion.facts())
@@ -266,4 +266,3 @@ def _trust(judged: Judgements, known: Known) -> None:
     judged.probability[known.trusted] = judged.selected[known.trusted] = right
     judged.likely[known.trusted] = known.labels[known.trusted]
     judged.likely_probability[known.trusted] = 1.0
-    judged.known[known.trusted] = True

@@ -60,6 +60,7 @@ class Receipt(NamedTuple):
     id: str
     result: str  # stored, labelled, waits for a label, known
     error: str | None = None  # the reason for refusing it
+    new_label: bool = False  # no sample had its label before
 
 
 class _Row(NamedTuple):
@@ -79,6 +80,7 @@ class Counts(NamedTuple):
 
 # Sample as it was sent -> whether the state holds it; Refused if the state has another one of this id
 Known = Callable[[Sample], bool]
+HasLabel = Callable[[str], bool]  # whether the state knows a label
 
 
 class FullInbox(UserError):
@@ -105,17 +107,23 @@ class Inbox:
                 _TABLES.create(database, path)
             yield cls(path, database, file)
 
-    def add(self, samples: Sequence[Sample], known: Known) -> list[Receipt]:
+    def add(self, samples: Sequence[Sample], known: Known, has_label: HasLabel = lambda label: True) -> list[Receipt]:
         """Record samples in one transaction; they are on the disk when this returns. Unusable ones are refused."""
         with self._transaction():
             self._check_room(sum(len(s.image or b"") for s in samples))
-            return [self._add(sample, known) for sample in samples]
+            return [self._add(sample, known, has_label) for sample in samples]
 
-    def _add(self, sample: Sample, known: Known) -> Receipt:
+    def _add(self, sample: Sample, known: Known, has_label: HasLabel) -> Receipt:
+        # a sample leaves the inbox after the state has it, so the state is asked second
+        is_new = sample.label is not None and not self._has_label(sample.label) and not has_label(sample.label)
         try:
-            return Receipt(sample.id, self._result(sample, known))
+            result = self._result(sample, known)
         except Refused as reason:
             return Receipt(sample.id, "refused", str(reason))
+        return Receipt(sample.id, result, new_label=is_new and result in ("stored", "labelled"))
+
+    def _has_label(self, label: str) -> bool:
+        return bool(self._query("SELECT 1 FROM samples WHERE label = ? AND refusal IS NULL LIMIT 1", label))
 
     def _result(self, sample: Sample, known: Known) -> str:
         row = self._row(sample.id)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import Store
-from purereplay.live.verdicts import TOO_FEW
+from purereplay.live.verdicts import is_unjudged
 
 _COLUMNS = "s.id, c.label, v.probability, v.selected"
 _JOINED = "JOIN samples s USING (position) JOIN classes c ON c.code = s.label"
@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
     id: str
     given_label: str
     clean_probability: float | None  # None: not judged
-    decision: str  # accepted or rejected; unjudged: too few samples have the label
+    decision: str  # accepted or rejected; unjudged: too few samples had the label
     n_samples: int | None  # known then; None: the learner judges every sample once
     reason: str
 
@@ -43,6 +43,6 @@ def judgements(store: Store, since: int, limit: int) -> list[Judgement]:
 
 
 def _decision(probability: float, selected: int, reason: str) -> tuple[float | None, str]:
-    if reason == TOO_FEW:
+    if is_unjudged(reason):
         return None, "unjudged"
     return probability, "accepted" if selected else "rejected"

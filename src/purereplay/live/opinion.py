@@ -61,15 +61,19 @@ class Opinion:
         return torch.from_numpy(self.model.predict_proba(self.feature_map.transform(images)))
 
     def judge(self, images: Tensor, labels: NDArray[np.int64]) -> Judgements:
-        """Judge samples that the classifier was not trained on; labels that it does not know are not judged."""
+        """Judge samples that the classifier was not trained on.
+
+        Of labels that it does not know, nothing can be said: they are accepted, as those that too few samples have.
+        """
         rows = np.arange(len(labels))
         known = np.isin(labels, self.model.present)
         given = np.where(known, labels, 0)
         chances = self.probabilities(images).numpy()
         after = posterior(chances, self.noise_matrix, given, np.zeros(len(labels), bool))
-        likely = after.argmax(1)
-        clean = after[rows, given]
-        return Judgements(0, clean, clean >= 0.5, likely, after[rows, likely], known)
+        likely = np.where(known, after.argmax(1), UNKNOWN)
+        right = self.noise_matrix.diagonal()[self.model.present].mean()  # as every label
+        clean = np.where(known, after[rows, given], right)
+        return Judgements(0, clean, (clean >= 0.5) | ~known, likely, np.where(known, after.max(1), 0.0))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the opinion as named tensors; the number of the revision makes their digest unique."""
@@ -179,7 +183,7 @@ def _judgements(found: Verdicts) -> Judgements:
     n = len(found.accepted)
     chance = found.class_probability[np.arange(n), found.likely_label]
     likely = np.where(found.unjudged, UNKNOWN, found.likely_label)
-    return Judgements(0, found.clean_probability, found.accepted, likely, chance, np.ones(n, bool))
+    return Judgements(0, found.clean_probability, found.accepted, likely, chance)
 
 
 def _noise(table: NoiseTable) -> Noise:

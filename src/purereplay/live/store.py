@@ -293,6 +293,10 @@ class Store:
             raise Refused("was added before with another image: use a new id")
         return True
 
+    def has_label(self, label: str) -> bool:
+        """Return whether a label is known."""
+        return self.one("SELECT 1 FROM classes WHERE label = ?", [label]) is not None
+
     def code(self, label: str) -> int:
         """Return the number of a label; a new label gets the next number."""
         found = self.one("SELECT code FROM classes WHERE label = ?", [label])

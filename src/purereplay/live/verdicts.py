@@ -1,9 +1,9 @@
 """Verdicts of the learner `full-memory` in the tables of a state, with their history.
 
-`decisions` and `likely` have the current verdict on every sample. A sample that is not in `likely` could not be judged,
-since too few samples have its label; its probability is only the share of right labels in all. `verdicts` has the first
-verdict, every later one that changed a decision, and those of a person. `revisions` has each time that all samples were
-judged, and `noise` the estimate of the last time.
+`decisions` and `likely` have the current verdict on every sample. A sample that is not in `likely` could not be judged:
+too few samples had its label when all were judged. Its probability is only the share of right labels in all.
+`verdicts` has the first verdict, every later one that changed a decision, and those of a person. `revisions` has each
+time that all samples were judged, and `noise` the estimate of the last time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ UNKNOWN = -1  # most likely label of a sample that could not be judged
 FIRST = "first judged"
 ARRIVED = "judged by the classifier when it arrived"
 PERSON = "corrected by a person"
-TOO_FEW = "not judged: too few samples have this label"
+TOO_FEW = "not judged: too few samples had this label when all were judged"
+_NOT_JUDGED = "not judged: "  # begins this reason, and that of earlier versions
 
 
 class Judgements(NamedTuple):
@@ -38,12 +39,11 @@ class Judgements(NamedTuple):
     selected: NDArray[np.bool_]  # accepted
     likely: NDArray[np.int64]  # most likely true label; UNKNOWN: too few samples have the given one
     likely_probability: NDArray[np.float64]
-    known: NDArray[np.bool_]  # False: the sample could not be judged yet
 
 
 def empty_judgements(start: int, n: int) -> Judgements:
     """Return verdicts on n samples that are still to be filled in."""
-    return Judgements(start, np.zeros(n), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
+    return Judgements(start, np.zeros(n), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n))
 
 
 def fill(judged: Judgements, rows: NDArray[np.int64], part: Judgements) -> None:
@@ -94,10 +94,8 @@ def write_revision(store: Store, revision: Revision, noise: Noise, judged: Judge
     opinions = json.dumps(dict(revision.opinions))
     store.insert("revisions", [(revision.number, revision.n_samples, revision.n_corrections, opinions)])
     store.replace("noise", sorted((*key, e.n, *_floats(e.rate, e.low, e.high)) for key, e in noise.items()))
-    unknown = [(position,) for position in np.flatnonzero(~judged.known).tolist()]
     for table in ("decisions", "likely"):
         store.start_over(table)
-        store.delete(table, "position", unknown)  # all others are replaced
     return _write(store, revision.number, revision.n_samples, judged, FIRST, reason)
 
 
@@ -134,8 +132,13 @@ def _write(store: Store, revision: int, n_samples: int, judged: Judgements, firs
     return Written(n_new, n_changed)
 
 
+def is_unjudged(reason: str) -> bool:
+    """Return whether a verdict with this reason says that the sample could not be judged."""
+    return reason.startswith(_NOT_JUDGED)
+
+
 def _pieces(judged: Judgements) -> Iterator[NDArray[np.int64]]:
-    positions = judged.start + np.flatnonzero(judged.known)
+    positions = judged.start + np.arange(len(judged.probability))
     for start in range(0, len(positions), _ROWS):
         yield positions[start : start + _ROWS]
 

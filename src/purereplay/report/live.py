@@ -43,6 +43,7 @@ from purereplay.report.terminal import (
     percent,
     progress_bars,
     seconds_left,
+    time_left,
     times,
 )
 
@@ -78,7 +79,7 @@ class LearnBars(LearnObserver):
         self.began, n_before = self.began or now, n - len(outcomes)
         left = (now - self.began) * (total - n) / n_before if total and n_before else None
         text = f"{n:,}" + (f" of {total:,}" if total else "")
-        self._update("added", n, total, text + ("" if left is None else f", {duration(max(0.0, left))} left"))
+        self._update("added", n, total, text + time_left(left, n, total))
 
     def training(self, progress: LearnProgress, now: TrainingProgress) -> None:
         self._update("training", now.done, now.total, f"{now.phase}: step {now.done:,} of {now.total:,}")
@@ -95,7 +96,7 @@ class LearnBars(LearnObserver):
     def _update_scored(self, progress: LearnProgress, now: TrainingProgress | None) -> None:
         text = f"{progress.n_scored:,} of {progress.n_to_score:,} samples"
         left = seconds_left(progress.steps, [progress.account], now)
-        text += "" if left is None else f", {duration(left)} left"
+        text += time_left(left, progress.n_scored, progress.n_to_score)
         self._update("scored", progress.n_scored, progress.n_to_score, text)
 
     def _update(self, name: str, done: int, total: int | None, text: str) -> None:
@@ -117,7 +118,7 @@ class _JudgingText:
             self.phase = (phase, now)
         left = (now - self.phase[1]) * (total - done) / done if done and total else None
         text = work + (f" {done:,} of {total:,}" if total else "")
-        return text + ("" if left is None else f", {duration(left)} left")
+        return text + time_left(left, done, total)
 
 
 class _FileBars(LearnBars):

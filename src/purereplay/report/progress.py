@@ -19,7 +19,6 @@ from purereplay.nets.engine import TrainingProgress
 from purereplay.report.plain import escaped
 from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import (
-    duration,
     interruptible,
     loading_bars,
     log_to,
@@ -27,6 +26,7 @@ from purereplay.report.terminal import (
     percent,
     progress_bars,
     seconds_left,
+    time_left,
 )
 
 
@@ -86,7 +86,7 @@ class RunBars(Observer):
             return
         self.groups = self.bars.add_task("groups", what="") if self.groups is None else self.groups
         left = (time.monotonic() - self.started_at) / done * (total - done) if done else None
-        what = f"{done} of {total}" + ("" if left is None or done == total else f", {duration(left)} left")
+        what = f"{done} of {total}" + time_left(left, done, total)
         self.bars.update(self.groups, completed=done, total=total, what=what)
         if not out.is_terminal:
             self.bars.print(f"groups {what}")
@@ -113,7 +113,7 @@ class RunBars(Observer):
         # a learner without delayed buffers may cut a piece into several jobs
         done = sum(min(e.learner.n_done, e.workload.n_buffers) for e in self.experiments)
         left = remaining(self.experiments, now)
-        what = f"{done} of {total}" + ("" if left is None else f", {duration(left)} left")
+        what = f"{done} of {total}" + time_left(left, done, total)
         for measure, by_run in self.last.items():
             known = [value for value in by_run.values() if value is not None]
             what += f", {measure} {percent(sum(known) / len(known))}" if known else ""

@@ -109,6 +109,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def time_left(seconds: float | None, done: int, total: int | None) -> str:
+    """Return the end of a line of progress; empty if the time is unknown or everything is done."""
+    return "" if seconds is None or (total is not None and done >= total) else f", {duration(max(0.0, seconds))} left"
+
+
 def times(n: int) -> str:
     """Return how often something was done, as text."""
     return "once" if n == 1 else f"{n:,} times"

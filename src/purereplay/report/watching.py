@@ -20,7 +20,7 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import DATABASE, REJECTED, Store
 from purereplay.live.verdicts import unjudged
-from purereplay.report.terminal import duration, out, percent
+from purereplay.report.terminal import out, percent, time_left
 
 _BARS = "▁▂▃▄▅▆▇█"
 Look = Callable[[], "View"]
@@ -122,5 +122,5 @@ def _table(path: Path, view: View, rate: float | None) -> Table:
     if rate is not None:
         speed = f"{rate:.1f}/s" if rate >= 1 or rate == 0 else f"{60 * rate:.1f}/min"
         left = None if view.total is None or rate <= 0 else (view.total - view.done) / rate
-        table.add_row("speed", speed + ("" if left is None else f", {duration(max(0.0, left))} left"))
+        table.add_row("speed", speed + time_left(left, view.done, view.total))
     return table

@@ -71,8 +71,8 @@ class Server:
         self.notes: dict[int, str] = {}  # where the large images come from, by number
         self.readers = ThreadPoolExecutor(_READERS, "reader")  # of files
         self.n_opinions = 0  # counts the changes of what is suggested
-        folder = files("purereplay.web") / "static"
-        self.static = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+        folder = (files("purereplay.web") / "static").iterdir()
+        self.static = {file.name: file.read_bytes() for file in folder if Path(file.name).suffix in _TYPES}
 
     @asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -125,14 +125,10 @@ class Server:
         return self._file("index.html")
 
     async def file(self, request: Request) -> Response:
-        return self._file(request.path_params["name"])
+        return self._file(request.url.path[1:])
 
     def _file(self, name: str) -> Response:
-        content = self.static.get(name)
-        kind = _TYPES.get(Path(name).suffix)
-        if content is None or kind is None:
-            return PlainTextResponse("There is no such file.", 404)
-        return Response(content, media_type=kind)
+        return Response(self.static[name], media_type=_TYPES[Path(name).suffix])
 
     async def image(self, request: Request) -> Response:
         number, size = (
@@ -284,7 +280,7 @@ def routes_of(server: Server) -> list[Route]:
         Route("/api/export.csv", server.export),
         Route("/image/{number}", server.image),
         *(Route(f"/api/{post.__name__}", _posted(server, post), methods=["POST"]) for post in posts),
-        Route("/{name}", server.file),
+        *(Route(f"/{name}", server.file) for name in server.static),
     ]
 
 

@@ -32,6 +32,7 @@ READ_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
 OPEN_TO_ALL = ("/health", "/v2/health/live", "/v2/health/ready")
 _METHODS = ("GET", "HEAD", "POST")  # that have a name in the metrics
+_PATHS = ("/predict", "/learn", "/judgements", "/status", "/health", "/metrics", "/openapi.json")  # and /v2
 _LARGE = 2**16  # bytes of a body that needs room, and of JSON that is parsed in a thread
 _ROOM = 4  # times `max_bytes`, for the bodies of all requests together
 MAX_VALUES = 1_000_000  # of JSON; a value takes up to 300 bytes of memory
@@ -167,6 +168,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """Return the body of a request; Problem if it is too long or does not arrive."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Problem(415, "The request is compressed: send it as it is.")
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
+        raise Problem(415, "The request is a form: send the file itself, with curl by `--data-binary @FILE`.")
     parts, n = [], 0
     try:
         async with asyncio.timeout(READ_SECONDS):
@@ -200,13 +203,10 @@ def _read_json(content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _template(path: str) -> str:
-    """Return a path without the names in it, for the metrics."""
-    if not path.startswith("/"):
-        return "other"
-    first, _, rest = path[1:].partition("/")
-    if first == "v2":
-        return "/v2/infer" if rest.endswith("/infer") else "/v2"
-    return f"/{first}"
+    """Return a path without the names in it, for the metrics; unknown ones are not counted apart."""
+    if path == "/v2" or path.startswith("/v2/"):
+        return "/v2/infer" if path.endswith("/infer") else "/v2"
+    return path if path in _PATHS else "other"
 
 
 def _problem(error: Problem | UserError | TimeoutError) -> Problem:

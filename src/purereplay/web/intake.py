@@ -70,7 +70,8 @@ class Intake:
                     receipts.append(None)
                 except Refused as reason:
                     receipts.append(Receipt(sample.id, "refused", str(reason)))
-            found = iter(self._inbox.add(samples, lambda s: store.knows(s.id, s.label, pixels.get(s))))
+            known = self._inbox.add(samples, lambda s: store.knows(s.id, s.label, pixels.get(s)), store.has_label)
+            found = iter(known)
         self.count()
         return [next(found) if receipt is None else receipt for receipt in receipts]
 

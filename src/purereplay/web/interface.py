@@ -19,7 +19,7 @@ from purereplay import __version__
 from purereplay.errors import UserError
 from purereplay.live.encoding import Encoding
 from purereplay.live.images import starts_as_image
-from purereplay.live.inbox import FullInbox
+from purereplay.live.inbox import FullInbox, Receipt
 from purereplay.live.items import Refused
 from purereplay.live.judgements import judgements
 from purereplay.live.settings import Wanted, check_same, wanted_encoder
@@ -140,10 +140,7 @@ class Interface:
         finally:
             self._n_adding -= 1
         self.trainer.look()
-        results = [
-            {"id": r.id, "error": f"The sample {r.error}."} if r.error is not None else {"id": r.id, "result": r.result}
-            for r in receipts
-        ]
+        results = [_result(r) for r in receipts]
         n = sum(r.error is None for r in receipts)
         self.metrics.n_learned += n
         self.metrics.n_refused += len(receipts) - n
@@ -230,6 +227,14 @@ def _predictions(answer: Answer, wants_all: bool) -> list[dict[str, Any]]:
             one["probabilities"] = dict(zip(labels, row, strict=True))
         found.append(one)
     return found
+
+
+def _result(receipt: Receipt) -> dict[str, Any]:
+    """Return the answer to one sample of /learn."""
+    if receipt.error is not None:
+        return {"id": receipt.id, "error": f"The sample {receipt.error}."}
+    found: dict[str, Any] = {"id": receipt.id, "result": receipt.result}
+    return found | {"new_label": True} if receipt.new_label else found
 
 
 def _read_judgements(state: Path, since: int, limit: int) -> list[Any]:

@@ -32,7 +32,13 @@ _IMAGE = {"type": "string", "contentEncoding": "base64", "description": "Base64 
 _PREDICTION = _object({"label": _TEXT, "probability": _SHARE}, probabilities={"type": "object"})
 _REFUSED = _object({"error": _TEXT})
 _RESULTS = ["stored", "labelled", "waits for a label", "known"]
-_RECEIPT = {"oneOf": [_object({"id": _TEXT, "result": {"enum": _RESULTS}}), _object({"id": _TEXT, "error": _TEXT})]}
+_NEW_LABEL = {"const": True, "description": "There if no sample had this label before."}
+_RECEIPT = {
+    "oneOf": [
+        _object({"id": _TEXT, "result": {"enum": _RESULTS}}, new_label=_NEW_LABEL),
+        _object({"id": _TEXT, "error": _TEXT}),
+    ]
+}
 _OUTPUT = _object(
     {"name": {"enum": ["probabilities", "label"]}},
     parameters=_object({}, binary_data={"type": "boolean"}),
@@ -123,7 +129,7 @@ _BODY_ERRORS = {
     "400": "The request cannot be used.",
     "408": "The request did not arrive in time.",
     "413": "The request is too long.",
-    "415": "The request is compressed.",
+    "415": "The request is compressed, or a form.",
     "503": "There is no classifier yet, too much waits, or the state is gone.",
     "507": "The disk is full; nothing of the request was recorded.",
 }

@@ -1,6 +1,7 @@
 """The application of `serve`: the interface for programs, and the review page beside it.
 
-Paths of the interface come first; all others belong to the page. The page opens the state when somebody uses it first,
+The paths of the page are its own; all others belong to the interface, which answers 404 if it does not know one, and
+before that 401 if the token that requests need is missing. The page opens the state when somebody uses it first,
 so that a server without reviewers does no work for them.
 """
 
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purereplay.errors import UserError
@@ -26,8 +27,6 @@ from purereplay.web.gate import Gate, Problem
 from purereplay.web.interface import Interface
 from purereplay.web.protocol import Protocol
 from purereplay.web.security import Guard
-
-_FIRST = ("predict", "learn", "judgements", "status", "health", "metrics", "openapi.json", "v2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +73,11 @@ class Service:
                 await self._open.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self.page if _is_page(scope) else self.programs)(scope, receive, send)
+        await (self.page if self._is_page(scope) else self.programs)(scope, receive, send)
 
-
-def _is_page(scope: Scope) -> bool:
-    """Return whether a request is for the page; `OPTIONS *` and the like have a path without a slash."""
-    return scope["type"] == "http" and scope["path"].startswith("/") and scope["path"].split("/")[1] not in _FIRST
+    def _is_page(self, scope: Scope) -> bool:
+        """Return whether a request is for the page, with any method."""
+        return scope["type"] == "http" and any(r.matches(scope)[0] is not Match.NONE for r in self.page.routes)
 
 
 class _OpenOnce:

@@ -6,10 +6,11 @@ import asyncio
 import ctypes
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import uvicorn
 from threadpoolctl import threadpool_limits
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import HANDLED_SIGNALS
 
 from purereplay.errors import UserError
 from purereplay.nets.engine import Engine
@@ -116,7 +118,7 @@ class Timed(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is ready."""
+    """A server that says when it is ready, and for which Ctrl-C and SIGTERM are the same end."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -127,6 +129,16 @@ class _Server(uvicorn.Server):
         if self.started:
             logging.getLogger("uvicorn.error").setLevel("WARNING")
             self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at a signal; uvicorn's own version raises it again at the end, so that SIGTERM looks like a failure."""
+        before = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _address(host: str, port: int) -> str:
