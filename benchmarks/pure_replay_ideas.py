@@ -39,6 +39,20 @@ from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.steps import two_views
 
 BELIEVED_LITTLE, SURE = 0.2, 0.8
+# of a result: no run of `purereplay run` has an idea, so a line must not be taken for one
+KEPT = (
+    "dataset",
+    "noise",
+    "noise_rate",
+    "preset",
+    "seed",
+    "judged_on",
+    "accuracy",
+    "auroc",
+    "purity",
+    "device",
+    "versions",
+)
 
 
 class Refresh(PureReplay):
@@ -121,7 +135,8 @@ def measure(name: str, dataset: str, noise: str, seed: int, preset: str) -> dict
         with patch.object(sys, "argv", ["purereplay", *call]), contextlib.suppress(SystemExit):
             purereplay()
         result: dict[str, Any] = json.loads((Path(folder) / "run" / "result.json").read_text())
-    return {"idea": name, "strength": DistillingLoop.strength if name == "distil" else None} | result
+    strength = DistillingLoop.strength if name == "distil" else None
+    return {"idea": name, "strength": strength} | {name: result[name] for name in KEPT}
 
 
 def main() -> None:

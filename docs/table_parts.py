@@ -251,6 +251,25 @@ class Opinions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ideas:
+    """Results of benchmarks/pure_replay_ideas.py, by noise."""
+
+    file: str
+    names: Mapping[str, str]  # of the rows, by idea
+
+    def lines(self) -> Lines:
+        measured = [json.loads(line) for line in (RESULTS / self.file).read_text().splitlines()]
+        noises = list(dict.fromkeys(line["noise"] for line in measured))
+        columns = [(noise, measure) for noise in noises for measure in ("accuracy", "auroc")]
+        rows = []
+        for idea, name in self.names.items():
+            own = [line for line in measured if line["idea"] == idea]
+            cells = [Cell([100 * m[measure] for m in own if m["noise"] == noise]).text() for noise, measure in columns]
+            rows.append([name, *cells])
+        return [["%", *(f"{n} 40: {'AUROC' if m == 'auroc' else m}" for n, m in columns)], *rows]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BesidePaper:
     """A table of the paper with our cells, as `purereplay paper --markdown` prints it."""
 

@@ -20,6 +20,7 @@ from typing import Any
 from table_parts import (
     NOISES,
     BesidePaper,
+    Ideas,
     Misses,
     Names,
     Opinions,
@@ -103,6 +104,11 @@ def _pure(dataset: str, **changed: Any) -> Runs:
     return Runs(files="pure-replay/validation.jsonl", where={"dataset": dataset, "changed": changed})
 
 
+def _distilled(weight: float, dataset: str = "digits", **changed: Any) -> Runs:
+    changed |= {"distillation": weight} if weight else {}  # 0 was the default of all presets then
+    return Runs(files="pure-replay/distillation.jsonl", where={"dataset": dataset, "changed": changed})
+
+
 def _preset_of_demo(row: Row) -> Runs:
     assert isinstance(row, Runs)
     return _width(row.where["judged_on"])
@@ -134,7 +140,7 @@ PRECISION = "mnist-fast-and-plain/{}-*.json"
 LIVE = {"patches": "live/{}-*.json", "experts": "live/experts/{}-*.json"}
 LIVE |= {"combined": "live/combined/{}-*.json"}
 
-TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = {
+TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Misses] = {
     # README.md, docs/index.md
     "summary": Table(
         head="data, wrong labels",
@@ -268,14 +274,24 @@ TABLES: dict[str, Table | Names | Opinions | BesidePaper | Verdicts | Misses] = 
     "pure-digits-validation": Table(
         head="digits, validation data, seeds 11 to 16",
         rows={
-            name: Runs(files="pure-replay/digits-validation.jsonl", where={"learner": learner, "changed": changed})
-            for name, learner, changed in (
-                ("pure-replay", "pure-replay", {}),
-                ("without the ceiling", "pure-replay", NO_CEILING),
-                ("spr", "spr", {}),
-            )
+            "pure-replay": _distilled(1.0),
+            "`distillation=0.3`": _distilled(0.3),
+            "without distillation": _distilled(0.0),
+            "without distillation and ceiling": Runs(
+                files="pure-replay/digits-validation.jsonl", where={"learner": "pure-replay", "changed": NO_CEILING}
+            ),
+            "spr": Runs(files="pure-replay/digits-validation.jsonl", where={"learner": "spr"}),
         },
         columns={"accuracy, %": mean("accuracy"), "purity of the memory, %": mean("purity"), "runs": n_runs},
+    ),
+    "pure-ideas": Ideas(
+        file="pure-replay/ideas.jsonl",
+        names={
+            "none": "without distillation",
+            "distil": "logits of the present average",
+            "relabel": "labels by the average",
+            "refresh": "scores of P refreshed",
+        },
     ),
     "pure-cifar10-validation": Table(
         head="CIFAR-10, validation data, seed 11, %",

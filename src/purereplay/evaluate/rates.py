@@ -44,23 +44,24 @@ class Rates:
     def __init__(self, results: Iterable[Result], *, gpu: bool) -> None:
         seconds: dict[_Key, float] = defaultdict(float)
         images: dict[_Key, float] = defaultdict(float)
-        others: dict[str, list[float]] = defaultdict(list)  # by dataset
+        others: dict[tuple[str, str], list[float]] = defaultdict(list)  # by dataset and learner, "" stands for any
         for result in results:
             on_gpu = not str(result.get("device", "cpu")).startswith("cpu")
             settings = settings_of(result) if on_gpu == gpu and "seconds" in result and "steps" in result else None
             if settings is None:
                 continue
-            others[settings.dataset].append(result["seconds"].get("other", 0.0))
+            for kind in _other_keys(settings):
+                others[kind].append(result["seconds"].get("other", 0.0))
             for phase, steps in result["steps"].items():
                 for key in _keys(settings, phase):
                     seconds[key] += result["seconds"].get(phase, 0.0)
                     images[key] += steps * _images(settings, phase)
         self._rates = {key: seconds[key] / n for key, n in images.items() if n}
-        self._others = {name: sorted(values)[len(values) // 2] for name, values in others.items()}
+        self._others = {kind: sorted(values)[len(values) // 2] for kind, values in others.items()}
 
     def seconds(self, settings: RunSettings) -> float | None:
         """Return the approximate seconds of a run; None if nothing similar was measured."""
-        total = self._others.get(settings.dataset, max(self._others.values(), default=0.0))
+        total = next((self._others[kind] for kind in _other_keys(settings) if kind in self._others), 0.0)
         for phase, steps in _steps(settings).items():
             rate = self._rate(settings, phase)
             if rate is None:
@@ -86,6 +87,12 @@ class Rates:
             if (key.robust, key.phase) == (robust, phase) and plain:
                 return rate / plain
         return None
+
+
+def _other_keys(settings: RunSettings) -> list[tuple[str, str]]:
+    """Return the keys of the time that is no training, the closest first."""
+    dataset, learner = settings.dataset, settings.learner
+    return [(dataset, learner), ("", learner), (dataset, ""), ("", "")]
 
 
 def _steps(settings: RunSettings) -> dict[str, int]:

@@ -58,7 +58,7 @@ class PureReplaySettings(SprSettings):
     """Settings of Pure Replay; where no source is given, the value was chosen on validation data."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "demo": {"hidden": 128, "base_epochs": 60},
+        "demo": {"hidden": 128, "base_epochs": 60, "distillation": 1.0},
         "live": {
             "delayed_size": 500,
             "purified_size": 1000,

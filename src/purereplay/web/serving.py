@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -133,6 +134,9 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop at a signal; uvicorn's own version raises it again at the end, so that SIGTERM looks like a failure."""
+        if threading.current_thread() is not threading.main_thread():  # no other thread can set handlers
+            yield
+            return
         before = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
         try:
             yield
