@@ -531,7 +531,7 @@ def test_an_unknown_path_is_told_as_such(both, state):
     assert client.get("/docs", headers={"Host": "evil.example:8491"}).status_code == 421
     found = {line.split('"')[1] for line in client.get("/metrics").text.splitlines() if line.startswith("purereplay_r")}
     assert "other" in found and not found & {"/docs", "/favicon.ico"}  # not one number for each
-    with asking(state, token="a-token-of-16-letters") as (client, _):  # who has none learns nothing
+    with asking(state, token="a-token-of-16-letters") as (client, _):  # the same answer for all paths
         for path in ("/docs", "/status", "/v2/nothing"):
             assert client.get(path).status_code == 401, path
         assert client.get("/docs", headers={"Authorization": "Bearer a-token-of-16-letters"}).status_code == 404

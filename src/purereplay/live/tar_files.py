@@ -84,7 +84,7 @@ class _Counted(Stream):
 
 
 class _Header(NamedTuple):
-    """What pax fields and GNU's long names say about a file; None: its own header says it."""
+    """Name and size of a file in pax fields and GNU's long names; None where its own header counts."""
 
     name: bytes | None = None
     size: int | None = None

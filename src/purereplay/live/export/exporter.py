@@ -98,7 +98,7 @@ def _classifier(store: Store) -> tuple[Predictor, list[str], str]:
 
 
 def _input_facts(settings: StateSettings) -> dict[str, Any]:
-    """Return what the file says about its input; the small copies of images beside an encoder are none."""
+    """Return the description of the input; with an encoder it is features, not the small copies of the images."""
     encoder = settings.encoder
     if encoder is None:
         return {"image_shape": json.dumps(settings.shape), "encoder": "none"}

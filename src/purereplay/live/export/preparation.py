@@ -1,4 +1,4 @@
-"""What an exported classifier is fed with, in words for its card: images of one shape, or features of an encoder.
+"""Input of an exported classifier, described for its card: images of one shape, or features of an encoder.
 
 In: the settings of a state. Out: sentences without text of the user's, and rows of a table that may have some. Pixels
 are described as `data/encoders/pictures.py` makes them, and features as the encoders of `data/encoders` do.
