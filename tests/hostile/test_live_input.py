@@ -151,15 +151,15 @@ def test_an_ordinary_progressive_jpeg_is_read():
 
 
 def test_a_comment_of_very_many_blocks_is_given_up(monkeypatch):
-    """Pillow puts the blocks of a GIF's comment together one by one, in quadratic time."""
+    """Pillow puts the blocks of a GIF's comment together one by one."""
     file = io.BytesIO()
     Image.new("P", (6, 6)).save(file, "GIF")
     content = file.getvalue()
     at = content.index(b"\x2c", 13 + 3 * 2 ** ((content[10] & 7) + 1))
-    crafted = content[:at] + b"\x21\xfe" + b"\x01x" * 400_000 + b"\x00" + content[at:]
-    monkeypatch.setattr(images, "MAX_SECONDS", 0.2)
+    crafted = content[:at] + b"\x21\xfe" + b"\x01x" * 2_000_000 + b"\x00" + content[at:]
+    monkeypatch.setattr(images, "MAX_SECONDS", 0.05)
     began = time.monotonic()
-    with pytest.raises(Refused, match=r"takes more than 0\.2 seconds to decode"):
+    with pytest.raises(Refused, match=r"takes more than 0\.05 seconds to decode"):
         read(crafted)
     assert time.monotonic() - began < 5
 
