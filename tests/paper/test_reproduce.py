@@ -262,4 +262,7 @@ def test_missing_runs_are_computed_once_and_shown(digits, tmp_path):
     assert "0 missing runs" in again and time.monotonic() - began < 5
     assert (tmp_path / "s" / "results.jsonl").read_text().splitlines() == lines
     assert "nothing is missing" in call("all", "--dry-run", *small)
+    for precision in ("auto", "bf16"):  # a plan for a GPU, on a machine that may have none
+        planned = call("all", "--dry-run", *small[:4], "--device", "cuda", "--precision", precision)
+        assert "one NVIDIA H200" in planned and "memory of a run" in planned
     assert "0 missing runs" not in call("all", *small[:-1], "3", "--show")

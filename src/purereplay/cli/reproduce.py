@@ -92,7 +92,10 @@ def reproduce(
     if features_file is not None and encoder not in (None, "none"):
         raise UserError("--encoder and --features-file both give features: leave one of them out.")
     features = *_features(features_file), named_encoder(encoder)
-    choice = Choice(budget, "cpu" if far else device, precision, *features, evaluate)
+    planned = dry_run and device == "cuda"  # a plan for a GPU does not need it here
+    choice = Choice(
+        budget, "cpu" if far or planned else device, "auto" if planned else precision, *features, evaluate
+    )
     patterns = [] if cells is None else [p.strip() for p in cells.split(",")]
     ask = wanted(names or [], patterns, _seeds(seeds), choice)
     if patterns and not any(ask.cells(table) for table in ask.tables) and not ask.figures:
@@ -102,7 +105,7 @@ def reproduce(
         raise UserError(f"--sources names {missing[0]}, which does not exist.")
     kept = Store(store, others)
     if dry_run:
-        _show_plan(ask, kept, group_size)
+        _show_plan(ask, kept, group_size, gpu=device != "cpu")
     elif list_ or not names:
         _show_coverage(ask, kept)
     else:
@@ -187,16 +190,13 @@ def _figure_lines(ask: Wanted, store: Store) -> list[list[str]]:
     return lines
 
 
-def _show_plan(ask: Wanted, store: Store, group_size: int) -> None:
+def _show_plan(ask: Wanted, store: Store, group_size: int, *, gpu: bool) -> None:
     from purereplay.evaluate.compare import describe_learner
     from purereplay.evaluate.estimate import memory_of
     from purereplay.evaluate.rates import Rates
-    from purereplay.nets.device import pick_device
     from purereplay.paper.reproduce import ordered_plan
     from purereplay.report.terminal import duration, out
 
-    # without a GPU here, the plan is still that of a GPU: nobody computes these tables on a CPU
-    gpu = pick_device(ask.choice.device) == "cuda" or ask.choice.device == "auto"
     plan = ordered_plan(ask, store, Rates(store.finished.values(), gpu=gpu), group_size)
     head = ["dataset", "runs of", "n", "fills", "a run", "group", "so far", "memory of a run"]
     lines, total, fills = [head], 0.0, 0.0
@@ -224,7 +224,7 @@ def _show_plan(ask: Wanted, store: Store, group_size: int) -> None:
     _print_table(lines)
     n_runs = sum(len(p.group.runs) for p in plan)
     out.print(f"{n_runs} runs in {len(plan)} groups fill {fills:.0f} cells and curves in about {duration(total)}")
-    kind = "NVIDIA H200" if gpu else "this kind of CPU"
+    kind = "NVIDIA H200" if gpu else "CPU with two cores"
     out.print(f"times: from the kept results of one {kind}; a run's share of a group in lockstep")
 
 
