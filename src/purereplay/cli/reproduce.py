@@ -93,9 +93,7 @@ def reproduce(
         raise UserError("--encoder and --features-file both give features: leave one of them out.")
     features = *_features(features_file), named_encoder(encoder)
     planned = dry_run and device == "cuda"  # a plan for a GPU does not need it here
-    choice = Choice(
-        budget, "cpu" if far or planned else device, "auto" if planned else precision, *features, evaluate
-    )
+    choice = Choice(budget, "cpu" if far or planned else device, "auto" if planned else precision, *features, evaluate)
     patterns = [] if cells is None else [p.strip() for p in cells.split(",")]
     ask = wanted(names or [], patterns, _seeds(seeds), choice)
     if patterns and not any(ask.cells(table) for table in ask.tables) and not ask.figures:
