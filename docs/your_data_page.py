@@ -87,7 +87,7 @@ def comparison(results: Results, name: str, **form: Any) -> list[str]:
 
 def noise(results: Results) -> list[str]:
     """Return the table of noise estimates and calibration of ours, shuffled."""
-    heads = ["data", "wrong, %", "told, %", "truth within the interval", "calibration error", "rejected, %"]
+    heads = ["data", "wrong, %", "estimated, %", "truth within the interval", "calibration error", "rejected, %"]
     lines = [heads, ["---"] * len(heads)]
     for data, kind in ((d, n) for d in DATA for n in NOISES):
         own = results.get((data, kind, "shuffled", OURS))
@@ -108,7 +108,7 @@ def summary(results: Results) -> list[str]:
     inside = np.mean([each["noise_low"] <= each["wrong"] <= each["noise_high"] for each in own])
     error = np.mean([each["calibration_error"] for each in own])
     text = (
-        f"Over all {len(own)} cells and seeds: noise told within 5 points of the truth in {near:.0%}, truth within the"
+        f"Over all {len(own)} cells and seeds: noise estimated within 5 points of the truth in {near:.0%}, truth within the"
     )
     return [f"{text} interval in {inside:.0%}, mean calibration error {error:.3f}."]
 
@@ -169,14 +169,14 @@ def demands(results: Results) -> list[str]:
     clean = [each for (_, kind, _, row), many in results.items() if (kind, row) == ("none", OURS) for each in many]
     most = {name: 100 * max(each[name] for each in clean) for name in ("rejected", "noise_told")}
     rows.append(("no wrong labels: at most 10 % rejected", f"at most {most['rejected']:.1f} %"))
-    rows.append(("no wrong labels: at most 5 % told", f"at most {most['noise_told']:.1f} %"))
+    rows.append(("no wrong labels: at most 5 % estimated", f"at most {most['noise_told']:.1f} %"))
     found = {
         c: m for c, m in margins(results, "shuffled", ["forest"], "accuracy", "shuffled").items() if c[1] == "none"
     }
     rows.append(("no wrong labels: accuracy at most one point below the plain forest", f"least {least(found)} points"))
     own = [each for (*_, row), many in results.items() if row == OURS for each in many]
     near = np.mean([abs(each["noise_told"] - each["wrong"]) <= 0.05 for each in own])
-    rows.append(("noise told within 5 points in 80 % of all cells", f"{near:.0%} of {len(own)} cells and seeds"))
+    rows.append(("noise estimated within 5 points in 80 % of all cells", f"{near:.0%} of {len(own)} cells and seeds"))
     rows.append(("mean calibration error at most 0.05", f"{np.mean([each['calibration_error'] for each in own]):.3f}"))
     vectors = tuple(DATA)[5:]
     for name, text in (("accuracy", "accuracy"), ("auroc", "AUROC")):
