@@ -102,8 +102,11 @@ def hf_model(name: str, options: Options) -> tuple[TorchEncoder, str]:
     transformers = _installed("transformers", f"hf:{name}")
     with _model_errors(f"hf:{name}"):
         model = transformers.AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True).eval()
-        facts: dict[str, Any] = {}  # not needed, and often not there, if the user names them
-        if options.size is None or options.normal is None:
+    facts: dict[str, Any] = {}  # not needed, and often not there, if the user names them
+    if options.size is None or options.normal is None:
+        with _model_errors(
+            f"hf:{name}", f"; without an image processor, name all of hf:{name}?size=224&mean=0.5&std=0.5"
+        ):
             facts = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False).to_dict()
     model = getattr(model, "vision_model", model)  # of a pair of a text and an image model
     size = facts.get("crop_size") or facts.get("size") or {}
@@ -140,9 +143,9 @@ def _installed(module: str, text: str) -> Any:
 
 
 @contextmanager
-def _model_errors(text: str) -> Iterator[None]:
+def _model_errors(text: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any: an unknown name, no connection, no weights
         reason = shorten(str(error), 200, placeholder=" …").rstrip(".") or type(error).__name__
-        raise UserError(f"The encoder {text} cannot be loaded: {reason}.") from None
+        raise UserError(f"The encoder {text} cannot be loaded: {reason}{remedy}.") from None
