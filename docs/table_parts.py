@@ -266,7 +266,10 @@ class Ideas:
             own = [line for line in measured if line["idea"] == idea]
             cells = [Cell([100 * m[measure] for m in own if m["noise"] == noise]).text() for noise, measure in columns]
             rows.append([name, *cells])
-        return [["digits, preset default, %", *(f"{n} 40: {'AUROC' if m == 'auroc' else m}" for n, m in columns)], *rows]
+        return [
+            ["digits, preset default, %", *(f"{n} 40: {'AUROC' if m == 'auroc' else m}" for n, m in columns)],
+            *rows,
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,10 +107,8 @@ def summary(results: Results) -> list[str]:
     near = np.mean([abs(each["noise_told"] - each["wrong"]) <= 0.05 for each in own])
     inside = np.mean([each["noise_low"] <= each["wrong"] <= each["noise_high"] for each in own])
     error = np.mean([each["calibration_error"] for each in own])
-    text = (
-        f"Over all {len(own)} cells and seeds: noise estimated within 5 points of the truth in {near:.0%}, truth within the"
-    )
-    return [f"{text} interval in {inside:.0%}, mean calibration error {error:.3f}."]
+    text = f"Over all {len(own)} cells and seeds: noise estimated within 5 points of the truth in {near:.0%}, truth"
+    return [f"{text} within the interval in {inside:.0%}, mean calibration error {error:.3f}."]
 
 
 def mean(results: Results, data: str, kind: str, order: str, row: str, name: str) -> float | None:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from purereplay.cli import main
 from purereplay.paper.beside import paper_accuracy
 from purereplay.report.histograms import histogram
 from purereplay.report.page import Tile, gallery, histograms, page, paragraph, table
+from purereplay.report.sinks import Sinks
 
 SMALL = ["--dataset", "digits", "--preset", "demo", "--device", "cpu", "--set", "hidden=8", "--set", "base_epochs=1"]
 SMALL += ["--set", "expert_epochs=1", "--set", "finetune_epochs=1"]
@@ -178,3 +180,37 @@ def test_unknown_noise_is_said_to_be_unknown():
     unknown = NoiseRate(float("nan"), 0.0, 1.0, 0)
     text = _noise_section(["a", "b"], unknown, [unknown, unknown], full=True)
     assert "nan" not in text and "unknown" in text and "<svg" not in text
+
+
+def test_a_learner_that_trains_once_at_the_end_shows_the_remaining_time(monkeypatch):
+    from types import SimpleNamespace
+
+    from rich.progress import Progress
+
+    from purereplay.nets.engine import TrainingProgress
+    from purereplay.report import progress
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "out", SimpleNamespace(is_terminal=False))
+    stored = SimpleNamespace(
+        workload=SimpleNamespace(n_buffers=5, steps={"scratch": 200}),
+        learner=SimpleNamespace(n_done=5),
+        account=SimpleNamespace(seconds={}, steps={}),
+    )
+    lines: list[str] = []
+    with Progress() as bars, ExitStack() as stack:
+        monkeypatch.setattr(bars, "print", lines.append)
+        shown = progress.RunBars(bars, stack, announce=lambda *a, **o: None, sinks=Sinks(None))
+        shown.experiments = [stored]
+        for step in (10, 60, 110, 200, 20, 60):  # two trainings, of one step per second
+            clock.now += 40
+            shown.training(TrainingProgress("scratch", 1, step, 200))
+    assert lines == [
+        "training scratch: step 10 of 200",
+        "training scratch: step 60 of 200, 1 min 52 s left",
+        "training scratch: step 110 of 200, 1 min 12 s left",
+        "training scratch: step 200 of 200",
+        "training scratch: step 20 of 200",
+        "training scratch: step 60 of 200, 2 min 20 s left",
+    ]

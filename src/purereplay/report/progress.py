@@ -29,6 +29,8 @@ from purereplay.report.terminal import (
     time_left,
 )
 
+LONG_JOB = 10.0  # seconds after which the remaining time of a training job is shown
+
 
 class RunBars(Observer):
     """Shows the progress of one or more runs as bars and lines."""
@@ -46,6 +48,7 @@ class RunBars(Observer):
         self.buffers: TaskID | None = None
         self.job: TaskID | None = None
         self.logged_at = self.started_at = time.monotonic()
+        self.job_seen: list[tuple[float, int]] = []  # time and steps of the training job, seen first and last
         self.groups: TaskID | None = None
         self.watches = False  # whether Ctrl-C is watched while runs are computed elsewhere
         self.deadline: float | None = None  # of time.monotonic(): runs stop then, after a checkpoint
@@ -68,8 +71,18 @@ class RunBars(Observer):
             self.job = self.bars.add_task("training", total=1, what="")
         what = f"{now.phase}: step {now.done:,} of {now.total:,}"
         what += f", {now.n_networks} networks side by side" if now.n_networks > 1 else ""
+        what += self._job_left(now)
         self.bars.update(self.job, completed=now.done, total=now.total, what=what)
-        self._update_buffers(now)
+        self._update_buffers(now, what)
+
+    def _job_left(self, now: TrainingProgress) -> str:
+        """Return the remaining time of a long job by its own speed; a learner may train only once, at the end."""
+        is_new = not self.job_seen or now.done <= self.job_seen[-1][1]
+        self.job_seen = [*([] if is_new else self.job_seen[:1]), (time.monotonic(), now.done)]
+        (began, first), (at, done) = self.job_seen[0], self.job_seen[-1]
+        if at - began < LONG_JOB:
+            return ""
+        return time_left((at - began) / (done - first) * (now.total - done), done, now.total)
 
     def _check_stop(self) -> None:
         if self.interrupted or (self.deadline is not None and time.monotonic() > self.deadline):
@@ -106,7 +119,7 @@ class RunBars(Observer):
             self.bars.print(text + ("" if purity is None else f", purity of {self.memory[name]} {percent(purity)}"))
         self._update_buffers(None)
 
-    def _update_buffers(self, now: TrainingProgress | None) -> None:
+    def _update_buffers(self, now: TrainingProgress | None, job: str = "") -> None:
         if self.buffers is None:
             return
         total = sum(e.workload.n_buffers for e in self.experiments)
@@ -120,7 +133,7 @@ class RunBars(Observer):
         self.bars.update(self.buffers, completed=done, total=total, what=what)
         if not out.is_terminal and time.monotonic() - self.logged_at > 30:  # a log file gets a line now and then
             self.logged_at = time.monotonic()
-            self.bars.print(f"buffers {what}")
+            self.bars.print(f"buffers {what}" if done < total or not job else f"training {job}")
 
 
 @contextmanager
