@@ -99,7 +99,7 @@ own = Own()
 
 
 @pytest.mark.parametrize(("text", "name"), [(FUNCTION, "embed"), (OBJECT, "own")])
-def test_own_code_in_the_working_directory(tmp_path, monkeypatch, text, name):
+def test_code_in_the_working_directory(tmp_path, monkeypatch, text, name):
     module("own_encoder", monkeypatch, tmp_path, text)
     path = list(sys.path)
     encoder, x = open_encoder(f"python:own_encoder:{name}"), images(20)
@@ -385,6 +385,32 @@ def test_an_encoder_that_fails_for_some_calls_blames_no_image(begins):
     assert list(encoder.embed(x).reasons) == ([0] if begins == 4 else [])
 
 
+def test_an_image_whose_failure_passes_gets_its_features():
+    left = [0]
+
+    def passing(found, rows):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise MemoryError
+        return found
+
+    encoder, x = as_encoder(own(lambda x: marked(x, passing))), images(20)
+    x[13], left[0] = MARK, 2  # within its batch, and once alone
+    found = encoder.embed(x)
+    assert not found.reasons and np.allclose(found.features[13], MARK) and left[0] < 0
+
+
+@pytest.mark.parametrize("name", ["name", "dim", "size", "batch", "digest", "embed"])
+def test_an_attribute_that_cannot_be_read_is_refused(name):
+    def read(self):
+        sys.exit("no licence")
+
+    rest = {"name": "own", "dim": 2, "size": SIZE, "batch": 8, "digest": "", "embed": lambda self, x: means(x)[:, :2]}
+    encoder = type("Own", (), rest | {name: property(read)})()
+    with pytest.raises(UserError, match=f"The attribute {name} of the encoder (own|Own) cannot be read: no licence"):
+        as_encoder(encoder)
+
+
 def of_its_batch(x):
     found = means(x)[:, :2]
     return found - found.mean(0)
@@ -408,6 +434,17 @@ def test_an_encoder_that_prints_leaves_the_standard_output_alone(capsys, tmp_pat
     open_encoder("python:loud_encoder:embed").embed(images(2, 224))
     told = capsys.readouterr()
     assert not told.out and "loaded" in told.err and "called" in told.err
+
+
+def test_an_encoder_that_keeps_the_standard_output_leaves_it_alone(capsys, tmp_path, monkeypatch):
+    (tmp_path / "keeping_encoder.py").write_text(
+        "from sys import stdout\ndef embed(x):\n    stdout.write('called')\n    return x.mean((2, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    open_encoder("python:keeping_encoder:embed").embed(images(2, 224))
+    sys.modules["keeping_encoder"].stdout.write("alone")
+    told = capsys.readouterr()
+    assert told.out == "alone" and told.err == 3 * "called"
 
 
 def test_threads_that_share_an_encoder_leave_the_standard_output_alone(capsys):

@@ -299,9 +299,9 @@ def test_compressed_arrow_files_are_refused(tmp_path, codec):
         open_source(str(tmp_path / "saved"), state=tmp_path / "state")
 
 
-@pytest.mark.parametrize("form", ["parquet", "saved"])
-def test_a_large_cell_of_a_small_file_takes_no_memory(tmp_path, form):
-    made = arrow.table({"image": [bytes(300 * 2**20)], "label": ["a"]})
+@pytest.mark.parametrize(("form", "name"), [("parquet", "image"), ("parquet", "own.image"), ("saved", "image")])
+def test_a_large_cell_of_a_small_file_takes_no_memory(tmp_path, form, name):
+    made = arrow.table({name: [bytes(300 * 2**20)], "label": ["a"]})
     if form == "parquet":
         pq.write_table(made, tmp_path / "a", compression="zstd", use_dictionary=False)
         (tmp_path / "a").rename(tmp_path / "a.parquet")

@@ -106,6 +106,26 @@ def test_a_line_that_a_kill_has_cut_does_not_end_the_thread(tmp_path, monkeypatc
     assert trainer.ready.is_set() and trainer.error == "The process that trains ended with code -9."
 
 
+def test_a_classifier_that_loads_for_long_is_no_silence(tmp_path, monkeypatch):
+    now, found = [0.0], []
+
+    def load():
+        now[0] += 1000
+        found.append(trainer.responds)
+
+    lines = ['{"event": "model", "text": ""}\n']
+    process = SimpleNamespace(
+        stdout=io.StringIO("".join(lines)), stdin=io.StringIO(), poll=lambda: None, pid=1, wait=lambda: 0
+    )
+    monkeypatch.setattr(training.subprocess, "Popen", lambda *values, **options: process)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    trainer = Trainer(tmp_path, "cpu", on_model=load)
+    trainer._follow()
+    assert found == [True] and trainer.responds
+    now[0] += 1000
+    assert not trainer.responds
+
+
 ALIVE = """
 import threading
 from purereplay.live import trainer
@@ -124,7 +144,7 @@ def test_a_training_process_that_is_stopped_is_told(state, monkeypatch):
         thread = threading.Thread(target=trainer._follow)
         thread.start()
         try:
-            wait_until(lambda: trainer.pid is not None)
+            wait_until(lambda: trainer.pid is not None and client.get("/health").status_code == 200)
             os.kill(trainer.pid, signal.SIGSTOP)
             wait_until(lambda: client.get("/health").status_code == 503)
             assert client.get("/health").json() == {"status": "not training", "predicts": True, "trains": False}

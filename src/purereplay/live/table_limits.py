@@ -28,8 +28,9 @@ def rows_at_a_time(path: Path, metadata: Any, names: list[str]) -> int:
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         n_rows += group.num_rows
         for column in map(group.column, range(group.num_columns)):
-            name, size = column.path_in_schema.partition(".")[0], column.total_uncompressed_size
-            if name not in names:
+            place, size = column.path_in_schema, column.total_uncompressed_size
+            name = next((own for own in names if place == own or place.startswith(f"{own}.")), None)  # a struct's parts
+            if name is None:
                 continue
             if not 0 <= size <= most:
                 raise UserError(

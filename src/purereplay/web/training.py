@@ -37,6 +37,7 @@ class Trainer(threading.Thread):
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._heard = time.monotonic()  # when the process told something last
+        self._loads = False  # whether this thread loads a classifier and does not listen
         self._lock = threading.Lock()
 
     @property
@@ -47,8 +48,8 @@ class Trainer(threading.Thread):
 
     @property
     def responds(self) -> bool:
-        """Whether the process runs and has told something lately."""
-        return self.pid is not None and time.monotonic() - self._heard < _SILENCE
+        """Whether the process runs and has told something lately, as far as this thread has listened."""
+        return self.pid is not None and (self._loads or time.monotonic() - self._heard < _SILENCE)
 
     def wait_until_ready(self) -> None:
         """Return once the state is open; UserError if it cannot be opened."""
@@ -127,7 +128,10 @@ class Trainer(threading.Thread):
             if kind == "activity":
                 self.activity = text
             elif kind == "model":
+                self._loads = True
                 self.on_model()
+                self._heard = time.monotonic()
+                self._loads = False
             elif kind == "ready":
                 self.error = None
                 self.activity = "ready"

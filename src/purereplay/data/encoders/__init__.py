@@ -1,6 +1,6 @@
 """Encoders: images to features by a network of the user's choice.
 
-text such as `onnx:FILE` (`named`) → an encoder (`onnx_files`, `torch_models`, `own_code`, `feature_files`) → features
+text such as `onnx:FILE` (`named`) → an encoder (`onnx_files`, `torch_models`, `user_code`, `feature_files`) → features
 that are checked (`base`) and kept (`cache`).
 """
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from purereplay.data.encoders.calls import Failed, own_code
+from purereplay.data.encoders.calls import Failed, user_code
 from purereplay.data.encoders.pictures import Pixels
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
@@ -84,12 +84,20 @@ class CheckedEncoder:
                 found = len(reasons)
                 for row, image in enumerate(part, start):
                     try:
-                        features[row] = self._rows(image[None])[0]
+                        features[row] = self._alone(image[None])[0]
                     except _Wrong as reason:
                         reasons[row] = str(reason)
                 if len(reasons) > found:
                     self._check_works()  # still: it may have begun to fail meanwhile
         return Embedded(features, reasons)
+
+    def _alone(self, image: Pixels) -> Features:
+        """Return the features (1, dim) of an image; a failure that passes, such as a lack of memory, is not its own."""
+        try:
+            return self._rows(image)
+        except _Wrong:
+            self._check_works()
+            return self._rows(image)
 
     def _check_works(self) -> None:
         """Raise UserError if the encoder fails on the trial images too, so that the images are not to blame.
@@ -112,7 +120,7 @@ class _Wrong(Exception):
 
 def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     """Ask an encoder for the features of two images, and return it; UserError if they cannot be used."""
-    name = str(getattr(encoder, "name", text))
+    name = str(attribute_of(encoder, "name", text, text or type(encoder).__name__))
     size, batch = (_whole(encoder, own, default, name) for own, default in (("size", SIZE), ("batch", BATCH)))
     if not (1 <= size <= LARGEST and 1 <= batch <= _MOST_AT_ONCE):
         raise UserError(
@@ -120,7 +128,7 @@ def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
             f"and a batch of 1 to {_MOST_AT_ONCE:,}."
         )
     images = _trial(size, batch)
-    dim = None if getattr(encoder, "dim", None) is None else _whole(encoder, "dim", 0, name)
+    dim = None if attribute_of(encoder, "dim", None, name) is None else _whole(encoder, "dim", 0, name)
     try:
         found = _asked(encoder, images, dim)
         again = _asked(encoder, np.repeat(images[:1], batch, 0), dim)  # the same image among others
@@ -136,9 +144,18 @@ def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch)
 
 
+def attribute_of(encoder: Encoder, attribute: str, default: Any, owner: str) -> Any:
+    """Return an attribute, which code of the user may compute; UserError if that fails."""
+    try:
+        with user_code():
+            return getattr(encoder, attribute, default)
+    except Failed as error:
+        raise UserError(f"The attribute {attribute} of the encoder {owner} cannot be read: {error}.") from None
+
+
 def _whole(encoder: Encoder, attribute: str, default: int, name: str) -> int:
     """Return an attribute that must be a whole number; UserError if it is something else."""
-    value = getattr(encoder, attribute, default)
+    value = attribute_of(encoder, attribute, default, name)
     try:
         return operator.index(value)
     except TypeError:
@@ -158,7 +175,7 @@ def _trial(size: int, batch: int) -> Pixels:
 def _asked(encoder: Encoder, images: Pixels, dim: int | None) -> Features:
     """Return the encoder's features of images, or raise _Wrong."""
     try:
-        with own_code():
+        with user_code():
             values = np.asarray(encoder.embed(images.copy()))
             if np.iscomplexobj(values):
                 raise ValueError("it has complex features")

@@ -16,7 +16,7 @@ class Failed(Exception):
 
 
 @contextmanager
-def own_code() -> Iterator[None]:
+def user_code() -> Iterator[None]:
     """Run code of the user within the block; raises Failed for an error in it.
 
     That is any error but an interrupt by the user: the code may call `sys.exit`, and errors of libraries in other
@@ -39,21 +39,22 @@ def _reason(error: BaseException) -> str:
     return text[:_LONGEST] or type(error).__name__
 
 
+_lock = Lock()
+_threads = list[int]()  # those that run code of the user, once per call
+
+
 class _Output:
-    """Standard output, and standard error for the threads that run code of the user.
+    """Standard output, and standard error for the threads that run code of the user, which may keep this object.
 
     `contextlib.redirect_stdout` is for one thread: if a second one enters before the first one leaves, it restores the
     redirection at its end.
     """
 
     def __init__(self, stream: Any) -> None:
-        self.stream, self.threads = stream, list[int]()  # one entry per call
+        self.stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stderr if get_ident() in self.threads else self.stream, name)
-
-
-_lock = Lock()
+        return getattr(sys.stderr if get_ident() in _threads else self.stream, name)
 
 
 @contextmanager
@@ -62,13 +63,13 @@ def _prints_to_stderr() -> Iterator[None]:
         yield
         return
     with _lock:
-        own = sys.stdout if isinstance(sys.stdout, _Output) else _Output(sys.stdout)
-        own.threads.append(get_ident())
+        own: Any = sys.stdout if isinstance(sys.stdout, _Output) else _Output(sys.stdout)
+        _threads.append(get_ident())
         sys.stdout = own  # it has all attributes of the stream
     try:
         yield
     finally:
         with _lock:
-            own.threads.remove(get_ident())
-            if not own.threads and sys.stdout is own:
+            _threads.remove(get_ident())
+            if not _threads and sys.stdout is own:
                 sys.stdout = own.stream

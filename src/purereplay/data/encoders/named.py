@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from purereplay.data.encoders.base import CheckedEncoder, Encoder, checked, digest_of
+from purereplay.data.encoders.base import CheckedEncoder, Encoder, attribute_of, checked, digest_of
 from purereplay.data.encoders.feature_files import FeatureFile
 from purereplay.data.encoders.options import Named, parse_name
 from purereplay.data.files import open_regular
@@ -62,8 +62,8 @@ def open_encoder(text: str, *, again: bool = False) -> CheckedEncoder | FeatureF
 
 
 def _from_code(named: Named, text: str) -> CheckedEncoder:
-    from purereplay.data.encoders.own_code import FunctionEncoder, python_encoder
     from purereplay.data.encoders.torch_models import hf_model, timm_model
+    from purereplay.data.encoders.user_code import FunctionEncoder, python_encoder
 
     encoder: Encoder
     if named.kind == "python":
@@ -85,11 +85,11 @@ def as_encoder(given: str | Encoder, *, again: bool = False) -> CheckedEncoder:
         if isinstance(found, FeatureFile):
             raise UserError(f"The encoder {given} holds features of files: give the features themselves as X.")
         return found
-    if not all(hasattr(given, name) for name in ("name", "dim", "embed")):
-        raise UserError(
-            f"The encoder has the type {type(given).__name__}: give a text, or an object with name, dim and embed."
-        )
-    return checked(given, text="", digest=digest_of("object", given.name, str(getattr(given, "digest", ""))))
+    owner, missing = type(given).__name__, object()
+    if any(attribute_of(given, name, missing, owner) is missing for name in ("name", "dim", "embed")):
+        raise UserError(f"The encoder has the type {owner}: give a text, or an object with name, dim and embed.")
+    name, digest = (str(attribute_of(given, own, "", owner)) for own in ("name", "digest"))
+    return checked(given, text="", digest=digest_of("object", name, digest))
 
 
 def reopen(text: str, digest: str, owner: str | Path) -> CheckedEncoder | FeatureFile:

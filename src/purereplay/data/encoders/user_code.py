@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from purereplay.data.encoders.base import BATCH, SIZE, Encoder, Features, digest_of
-from purereplay.data.encoders.calls import Failed, own_code
+from purereplay.data.encoders.calls import Failed, user_code
 from purereplay.data.encoders.options import Options
 from purereplay.data.encoders.pictures import Pixels
 from purereplay.errors import UserError
@@ -45,7 +45,7 @@ def python_encoder(source: str, options: Options) -> tuple[Encoder, str]:
         raise UserError(f"The encoder {text} must be written python:MODULE:FUNCTION.")
     found: Any = _imported(module, text)
     try:
-        with own_code():
+        with user_code():
             origin = getattr(found, "__file__", None)
             for part in name.split("."):
                 if not hasattr(found, part):
@@ -72,7 +72,7 @@ def _imported(module: str, text: str) -> Any:
     if added:
         sys.path.append(here)
     try:
-        with own_code():
+        with user_code():
             return import_module(module)
     except Failed as error:
         raise UserError(f"The encoder {text} cannot be imported: {error}.") from None
