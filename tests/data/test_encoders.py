@@ -411,6 +411,45 @@ def test_an_attribute_that_cannot_be_read_is_refused(name):
         as_encoder(encoder)
 
 
+class Text:
+    def __str__(self):
+        sys.exit("no text")
+
+    __index__ = __str__
+
+
+@pytest.mark.parametrize("name", ["name", "dim", "size", "batch", "digest"])
+def test_an_attribute_that_cannot_be_converted_is_refused(name):
+    with pytest.raises(UserError, match=f"The attribute {name} of the encoder (own|Simple.*) cannot be read: no text"):
+        as_encoder(SimpleNamespace(**(vars(own(lambda x: means(x)[:, :2])) | {name: Text()})))
+
+
+@pytest.mark.parametrize("name", ["size", "batch", "dim"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_of_thousands_of_digits_is_refused(name, sign):
+    with pytest.raises(UserError, match="The encoder own "):
+        as_encoder(SimpleNamespace(**(vars(own(lambda x: means(x)[:, :2])) | {name: sign * 10**5000})))
+
+
+def test_sizes_of_images_and_features_are_in_the_digest_of_code():
+    """They may come from other files or the environment, which the digest of its file does not cover."""
+    digests = set()
+    for size, dim in ((8, 2), (16, 2), (8, 1)):
+        given = SimpleNamespace(name="own", dim=dim, size=size, embed=lambda x, dim=dim: means(x)[:, :dim])
+        digests.add(as_encoder(given).digest)
+    assert len(digests) == 3
+
+
+def test_how_numpy_treats_errors_is_not_changed_by_an_encoder():
+    def embed(x):
+        np.seterr(all="raise")
+        return means(x)[:, :2]
+
+    before = np.geterr()
+    as_encoder(own(embed)).embed(images(2))
+    assert np.geterr() == before
+
+
 def of_its_batch(x):
     found = means(x)[:, :2]
     return found - found.mean(0)

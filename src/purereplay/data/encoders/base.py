@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +27,7 @@ LARGEST = 1024  # pixels of an image's side
 _MOST_AT_ONCE = 1024  # images in a batch
 _NEAR = 1e-3  # difference between two computations of the same features, as a share of the largest one
 MOST_FEATURES = 65_536
+_MOST = 10**9  # to which numbers of the user are cut, before they are compared with their limits
 
 Features = NDArray[np.float32]
 
@@ -120,7 +122,7 @@ class _Wrong(Exception):
 
 def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     """Ask an encoder for the features of two images, and return it; UserError if they cannot be used."""
-    name = str(attribute_of(encoder, "name", text, text or type(encoder).__name__))
+    name = attribute_of(encoder, "name", text, text or type(encoder).__name__, str)
     size, batch = (_whole(encoder, own, default, name) for own, default in (("size", SIZE), ("batch", BATCH)))
     if not (1 <= size <= LARGEST and 1 <= batch <= _MOST_AT_ONCE):
         raise UserError(
@@ -144,25 +146,35 @@ def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
     return CheckedEncoder(encoder, text, name, digest, found.shape[1], size, batch)
 
 
-def attribute_of(encoder: Encoder, attribute: str, default: Any, owner: str) -> Any:
-    """Return an attribute, which code of the user may compute; UserError if that fails."""
+def attribute_of(
+    encoder: Encoder, attribute: str, default: Any, owner: str, kind: Callable[[Any], Any] | None = None
+) -> Any:
+    """Return an attribute, as `kind` converts it, by code that may be the user's; UserError if that fails."""
     try:
         with user_code():
-            return getattr(encoder, attribute, default)
+            value = getattr(encoder, attribute, default)
+            return value if kind is None else kind(value)
     except Failed as error:
         raise UserError(f"The attribute {attribute} of the encoder {owner} cannot be read: {error}.") from None
 
 
 def _whole(encoder: Encoder, attribute: str, default: int, name: str) -> int:
     """Return an attribute that must be a whole number; UserError if it is something else."""
-    value = attribute_of(encoder, attribute, default, name)
-    try:
-        return operator.index(value)
-    except TypeError:
+
+    def read(value: Any) -> int | str:
+        try:
+            number = operator.index(value)
+        except TypeError:
+            return type(value).__name__
+        return max(-1, min(number, _MOST))  # a longer number could not even be printed
+
+    found = attribute_of(encoder, attribute, default, name, read)
+    if isinstance(found, str):
         raise UserError(
-            f"The encoder {name} has a {attribute} of the type {type(value).__name__}: set it to a whole number, "
-            f"such as {default or 512}."
-        ) from None
+            f"The encoder {name} has a {attribute} of the type {found}: set it to a whole number, such as "
+            f"{default or 512}."
+        )
+    return int(found)
 
 
 def _trial(size: int, batch: int) -> Pixels:

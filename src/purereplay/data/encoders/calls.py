@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from threading import Lock, get_ident
 from typing import Any
 
+import numpy as np
+
 _LONGEST = 300  # characters of a reason
 
 
@@ -23,7 +25,8 @@ def user_code() -> Iterator[None]:
     languages, such as a panic of Rust, are no `Exception` either.
     """
     try:
-        with _prints_to_stderr():  # the standard output is the command's own: answers or a table
+        # the standard output is the command's own: answers or a table; so is how numpy treats errors
+        with _prints_to_stderr(), np.errstate():
             yield
     except (KeyboardInterrupt, GeneratorExit):
         raise

@@ -70,9 +70,9 @@ def _from_code(named: Named, text: str) -> CheckedEncoder:
         encoder, digest = python_encoder(named.source, named.options)
     else:
         encoder, digest = (timm_model if named.kind == "timm" else hf_model)(named.source, named.options)
-    own = digest_of(named.kind, digest, str(named.options))
+    found = checked(encoder, text=text, digest=digest_of(named.kind, digest, str(named.options)))
     is_object = named.kind == "python" and not isinstance(encoder, FunctionEncoder)
-    return replace(checked(encoder, text=text, digest=own), idle=named.idle(is_object=is_object))
+    return replace(_with_shape(found), idle=named.idle(is_object=is_object))
 
 
 def as_encoder(given: str | Encoder, *, again: bool = False) -> CheckedEncoder:
@@ -88,8 +88,13 @@ def as_encoder(given: str | Encoder, *, again: bool = False) -> CheckedEncoder:
     owner, missing = type(given).__name__, object()
     if any(attribute_of(given, name, missing, owner) is missing for name in ("name", "dim", "embed")):
         raise UserError(f"The encoder has the type {owner}: give a text, or an object with name, dim and embed.")
-    name, digest = (str(attribute_of(given, own, "", owner)) for own in ("name", "digest"))
-    return checked(given, text="", digest=digest_of("object", name, digest))
+    name, digest = (attribute_of(given, own, "", owner, str) for own in ("name", "digest"))
+    return _with_shape(checked(given, text="", digest=digest_of("object", name, digest)))
+
+
+def _with_shape(found: CheckedEncoder) -> CheckedEncoder:
+    """Put sizes of images and features into the digest: code of the user may change both, and nothing else tells."""
+    return replace(found, digest=digest_of(found.digest, str(found.dim), str(found.size)))
 
 
 def reopen(text: str, digest: str, owner: str | Path) -> CheckedEncoder | FeatureFile:
