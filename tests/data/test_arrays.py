@@ -80,6 +80,7 @@ BAD = {
     "one axis": (np.zeros(4), "Reshape your data"),
     "five axes": (np.zeros((1, 1, 1, 1, 1)), "Reshape your data"),
     "a number": (3.0, "Reshape your data"),
+    "names of files": (["a.png", "b.png"], r"open them, as in \[PIL\.Image\.open"),
     "complex": (np.eye(2) + 1j, "Complex data not supported"),
     "text": (np.array([["a", "b"]]), "must be numbers"),
     "vector with nan": (np.array([[0.0], [np.nan]]), "Sample 1 of X holds NaN"),

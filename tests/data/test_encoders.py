@@ -44,6 +44,17 @@ def test_an_onnx_model_of_pixels(tmp_path, shape):
     assert np.allclose(found.features, means(x), rtol=1e-5)
 
 
+def test_an_onnx_model_with_weights_in_another_file_is_refused(tmp_path, monkeypatch):
+    """They would be read from the working directory, and could change."""
+    path = write_onnx(tmp_path / "m.onnx")
+    onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert (tmp_path / "w.bin").exists()
+    for folder in (tmp_path, tmp_path.parent):
+        monkeypatch.chdir(folder)
+        with pytest.raises(UserError, match=r"m\.onnx has its weights in another file, which is not read: save both"):
+            open_encoder(f"onnx:{path}")
+
+
 def test_an_onnx_model_of_floats_gets_normalised_pixels(tmp_path):
     path, x = write_onnx(tmp_path / "m.onnx", kind=TensorProto.FLOAT), images(3)
     mean, std = Normal().mean, Normal().std
@@ -301,6 +312,8 @@ def own(embed, dim=2):
         (lambda x: np.ones((len(x) - 1, 2)), r"gets features of shape \(7, 2\)"),
         (lambda x: np.ones(2), r"gets features of shape \(2,\)"),
         (lambda x: 1 / 0, "cannot be encoded: division by zero"),
+        (lambda x: {}["weights"], "cannot be encoded: KeyError: 'weights'"),
+        (lambda x: np.ones((len(x), 2)), "it gives two different trial images the same features"),
         (lambda x: [["a"] * 2] * len(x), "cannot be encoded"),
     ],
 )
@@ -484,6 +497,17 @@ def test_an_encoder_that_keeps_the_standard_output_leaves_it_alone(capsys, tmp_p
     sys.modules["keeping_encoder"].stdout.write("alone")
     told = capsys.readouterr()
     assert told.out == "alone" and told.err == 3 * "called"
+
+
+def test_an_encoder_that_closes_the_standard_output_closes_nothing(capsys):
+    def embed(x):
+        sys.stdout.close()
+        return means(x)[:, :2]
+
+    as_encoder(own(embed))
+    print("out")  # noqa: T201
+    print("err", file=sys.stderr)  # noqa: T201
+    assert capsys.readouterr() == ("out\n", "err\n")
 
 
 def test_threads_that_share_an_encoder_leave_the_standard_output_alone(capsys):

@@ -123,6 +123,27 @@ def test_links_and_special_files_in_a_folder(photos, cli):
     assert ids(photos / "state") == list(GOOD)
 
 
+def test_a_folder_of_images_without_subfolders_is_refused_as_a_whole(tmp_path, cli):
+    for k in range(3):
+        (tmp_path / f"{k}.png").write_bytes(png(picture(k)))
+    done = cli("learn", tmp_path, "--state", tmp_path / "state")
+    assert done.code == 2 and "holds images without labels: put them into one subfolder per label" in done.err
+    assert "0.png" not in done.err and not (tmp_path / "state").exists()
+
+
+def test_a_label_that_no_sample_had_is_told(photos, cli, tmp_path):
+    options = ("--state", tmp_path / "state")
+    assert "new labels" not in cli("learn", photos, *options, *TINY_OPTIONS).out
+    assert "new labels" not in cli("learn", photos, *options).out
+    (photos / "aa").mkdir()
+    (photos / "aa" / "7.png").write_bytes(png(picture(7)))
+    assert re.search(r"new labels +aa +\n", cli("learn", photos, *options, "--dry-run").out)
+    assert "new labels, perhaps misspelt, which no sample had before: aa\n" in cli("learn", photos, *options).out
+    (tmp_path / "fixes.csv").write_text("id,label\na/0.png,b\nb/2.png,ab\n")
+    done = cli("correct", tmp_path / "fixes.csv", *options)
+    assert "labels corrected: 2" in done.out and "no sample had before: ab\n" in done.out
+
+
 def test_lists(photos, cli):
     listing = photos / "list.csv"
     listing.write_text("path,label\na/0.png,x\n../no.png,x\na/1.png,\nb/2.png,y\na/0.png,y\n")

@@ -20,6 +20,7 @@ from purereplay.live import opinion
 from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply
 from purereplay.live.items import Item
+from purereplay.live.judgements import judgements
 from purereplay.live.memory_settings import FullMemorySettings
 from purereplay.live.predict import ready_classifier
 from purereplay.live.session import Session
@@ -292,6 +293,25 @@ def test_corrections_are_noted_at_once_and_learned_later(tmp_path, small_feature
         assert taught == 3
         apply(session, [Correction("s0", "label 1")])  # the same again
         assert session.settle() is None
+
+
+def test_what_a_person_said_is_a_judgement_too(tmp_path, small_features):
+    with tiny(tmp_path / "state", "full-memory") as session:
+        session.take(items(0, 25))
+        session.work(rest=True)
+        before = judgements(session.store, 0, 100)
+        apply(session, [Correction("s0", "label 1"), Correction("s1", "label 1"), Correction("s24", "new")])
+        said = judgements(session.store, before[-1].number, 100)
+        assert {j.corrected_label for j in before} == {None}
+        assert [(j.id, j.decision, j.corrected_label, j.reason) for j in said] == [
+            ("s0", "corrected", "label 1", "corrected by a person"),
+            ("s1", "confirmed", "label 1", "corrected by a person"),
+            ("s24", "corrected", "new", "corrected by a person"),
+        ]
+        apply(session, [Correction("s0", "label 0")])
+        assert judgements(session.store, said[-1].number, 100)[0][4:] == (
+            "confirmed", 25, "corrected by a person", "label 0",
+        )  # fmt: skip
 
 
 def test_a_sample_may_be_corrected_before_it_is_judged(tmp_path, small_features):

@@ -99,6 +99,7 @@ BAD = {
     "an unknown field": (b'{"images": ["a"], "x": 1}', "'x', which is not known"),
     "a wrong flag": (b'{"images": ["a"], "probabilities": 1}', "true or false"),
     "only unusable images": (b'{"images": ["a"]}', "is not base64"),
+    "a data URI": (b'{"images": ["data:image/png;base64,YQ=="]}', "leave out what is before the comma"),
     "not UTF-8": (b'{"images": ["\xff"]}', "is not JSON"),
     "nothing": (b"", "is not JSON"),
 }

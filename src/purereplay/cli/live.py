@@ -231,8 +231,10 @@ def correct(
     try:
         with Session.open(state, None, make_engine(device)) as session:
             Reviewed(session).absorb()  # decisions made before this one
+            n_labels = len(session.store.labels())
             outcomes = correct(session, fixes)
             n_refused = report.show_corrections(outcomes)
+            report.show_new_labels(session.store.labels()[n_labels:])
             if isinstance(session.learning, FullMemory):
                 with report.settling() as session.learning.watch:
                     judged = session.settle()

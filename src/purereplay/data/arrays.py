@@ -15,6 +15,7 @@ Images are uint8, or floats in [0, 1], which are multiplied by 255 and rounded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ def read_samples(samples: Any) -> Tensor:
         raise InputError("X is a masked array with masked entries: fill them or leave their samples out.")
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Image.Image):
         return _from_pictures(samples)
+    if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], str | os.PathLike):
+        raise InputError("X holds names of files: open them, as in [PIL.Image.open(name) for name in names].")
     if isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Tensor):
         samples = _stacked(samples)
     channels_first = isinstance(samples, Tensor)

@@ -256,7 +256,8 @@ def _reason(before: Revision | None, now: Revision) -> str:
     if before is None:
         return ""
     n, m = now.n_samples - before.n_samples, now.n_corrections - before.n_corrections
-    parts = ([f"{n:,} more samples"] if n > 0 else []) + ([f"{m:,} more corrections"] if m > 0 else [])
+    counts = ((n, "sample"), (m, "correction"))
+    parts = [f"{k:,} more {what}{'' if k == 1 else 's'}" for k, what in counts if k > 0]
     return " and ".join(parts) or "changed corrections"
 
 

@@ -76,15 +76,19 @@ def _open_folder(path: Path, state: Path, *, follow: bool) -> Source:
     folder = ImageFolder(path, state)
     labels = _subfolders(path, state)
     if labels and set(map(str.lower, labels)) <= _SPLITS:
-        raise UserError(
-            f"{path} holds {' and '.join(labels)}, which are parts of a dataset and not labels: name one of them, "
-            f"as in {path / labels[0]}."
-        )
+        kind = "which are parts of a dataset and not labels" if labels[1:] else "which is a part of a dataset, no label"
+        part = next((name for name in labels if name.lower().startswith("train")), labels[0])
+        raise UserError(f"{path} holds {' and '.join(labels)}, {kind}: name one of them, as in {path / part}.")
     if follow:
         return Source(folder.follow(), None, ends=False, first=folder.listing())
     found = folder.listing()
     if not found:
         raise UserError(f"{path} holds no images: put them into one subfolder per label, label/name.png.")
+    if not labels:
+        raise UserError(
+            f"{path} holds images without labels: put them into one subfolder per label, label/name.png, or name a "
+            "CSV table with the columns path and label."
+        )
     return Source(in_chunks(iter(found)), len(found), ends=True, first=found, others=folder.others)
 
 

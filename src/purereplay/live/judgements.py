@@ -6,17 +6,21 @@ from typing import NamedTuple
 
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import Store
-from purereplay.live.verdicts import is_unjudged
+from purereplay.live.verdicts import PERSON, is_unjudged
 
 _COLUMNS = "s.id, c.label, v.probability, v.selected"
 _JOINED = "JOIN samples s USING (position) JOIN classes c ON c.code = s.label"
+_CORRECTED = (
+    "(SELECT k.label FROM corrections l JOIN classes k ON k.code = l.label WHERE l.position = v.position"
+    " ORDER BY l.number DESC LIMIT 1)"
+)
 _HISTORY = (
-    f"SELECT v.number, {_COLUMNS}, v.n_samples, v.reason FROM verdicts v {_JOINED} WHERE v.number > ?"
+    f"SELECT v.number, {_COLUMNS}, v.n_samples, v.reason, {_CORRECTED} FROM verdicts v {_JOINED} WHERE v.number > ?"
     " ORDER BY v.number LIMIT ?"
 )
 # a learner with buffers judges every sample once, in the order of arrival
 _ONCE = (
-    f"SELECT v.position + 1, {_COLUMNS}, NULL, '' FROM decisions v {_JOINED} WHERE v.position >= ?"
+    f"SELECT v.position + 1, {_COLUMNS}, NULL, '', NULL FROM decisions v {_JOINED} WHERE v.position >= ?"
     " ORDER BY v.position LIMIT ?"
 )
 
@@ -28,21 +32,28 @@ class Judgement(NamedTuple):
     id: str
     given_label: str
     clean_probability: float | None  # None: not judged
-    decision: str  # accepted or rejected; unjudged: too few samples had the label
+    # accepted or rejected; corrected or confirmed by a person; unjudged: too few samples had the label
+    decision: str
     n_samples: int | None  # known then; None: the learner judges every sample once
     reason: str
+    corrected_label: str | None  # the last one that a person gave; None: not corrected
 
 
 def judgements(store: Store, since: int, limit: int) -> list[Judgement]:
     """Return verdicts with greater numbers than `since`, at most `limit`."""
     sql = _HISTORY if store.settings.learner == FULL_MEMORY else _ONCE
-    return [
-        Judgement(number, name, label, *_decision(probability, selected, reason), n_samples, reason)
-        for number, name, label, probability, selected, n_samples, reason in store.query(sql, [since, limit])
-    ]
+    return [_judgement(*row) for row in store.query(sql, [since, limit])]
 
 
-def _decision(probability: float, selected: int, reason: str) -> tuple[float | None, str]:
+def _judgement(
+    number: int, name: str, given: str, probability: float, selected: int, n: int | None, reason: str, label: str | None
+) -> Judgement:
+    chance: float | None = probability
+    decision = "accepted" if selected else "rejected"
     if is_unjudged(reason):
-        return None, "unjudged"
-    return probability, "accepted" if selected else "rejected"
+        chance, decision = None, "unjudged"
+    if reason != PERSON:
+        label = None
+    elif label is not None:
+        decision = "confirmed" if label == given else "corrected"
+    return Judgement(number, name, given, chance, decision, n, reason, label)

@@ -47,6 +47,7 @@ class LearnProgress:
     n_scored: int = 0
     n_rejected: int = 0  # of these rejected by the filter; full-memory: of all samples of the state
     others: Sequence[str] = ()  # files of a folder that were skipped, since they are no images
+    new_labels: Sequence[str] = ()  # labels that no sample had before this call; none for a state without samples
     judged: Judged | None = None  # the last judgement of full-memory
     steps: dict[str, int] = field(default_factory=dict)  # expected training steps for `n_to_score`, by phase
     account: Account = field(default_factory=Account)  # training time and steps so far
@@ -129,6 +130,7 @@ class _Loop:
         self.answers = answers
         self.progress = LearnProgress(total=source.total, others=source.others, account=session.account)
         self.first = session.taken  # position of the first sample that this call scores
+        self.n_labels = len(session.store.labels()) if session.store.n_samples else None
         self.reviewed = Reviewed(session)
         session.engine.watch = self._training
         # the verdicts on all samples of a folder or list are wanted at its end, and not before
@@ -200,6 +202,8 @@ class _Loop:
         p.n_new += sum(outcome.new for outcome in outcomes)
         p.n_refused += sum(outcome.error is not None for outcome in outcomes)
         p.n_corrected += sum(outcome.corrected for outcome in outcomes)
+        if self.n_labels is not None:
+            p.new_labels = self.session.store.labels()[self.n_labels :]
         if outcomes:
             self._expect()
 

@@ -57,6 +57,7 @@ class Plan(NamedTuple):
     n_moved: int  # in the state already, under another path
     n_others: int  # files that are no images, which are skipped
     labels: dict[str, int]  # number of usable images by label
+    new_labels: list[str]  # of these, labels that no sample of the state has; none for a state without samples
     chosen: Chosen | None  # None: the state has a shape already, or no image can be read
     settings: StateSettings | None  # None: no image can be read
     n_bytes: int  # room on the disk for the new samples
@@ -87,6 +88,7 @@ def plan(
     with _existing(state, wanted) as (have, store):
         chosen, settings = _shape(have, source.first)
         known = set() if store is None else {name for (name,) in store.query(_IDS)}
+        known_labels = store.labels() if store else []
         encoding = _encoding(wanted, store)
         chosen = chosen and chosen._replace(encoder_size=encoding.encoder.size if encoding else 0)
         read = [item for item in items if item.image]
@@ -99,6 +101,7 @@ def plan(
     n_bytes += n_new * 4 * have.encoder.dim if have.encoder else 0
     seconds = _seconds(items, settings, n_new, len(known) + n_new, encoding) if settings else None
     warnings = expensive(settings, seconds) if settings else []
+    counts = Counter(item.label for item in usable)
     return Plan(
         n_items=len(offers),
         n_read=len(read) + len(offers) - len(items),
@@ -106,7 +109,8 @@ def plan(
         n_known=n_known,
         n_moved=len(moved),
         n_others=len(source.others),
-        labels=dict(Counter(item.label for item in usable)),
+        labels=dict(counts),
+        new_labels=[label for label in counts if known_labels and label not in known_labels],
         chosen=chosen,
         settings=settings,
         n_bytes=n_bytes,

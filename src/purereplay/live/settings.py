@@ -204,25 +204,27 @@ def check_same(have: NewSettings | StateSettings, wanted: Wanted, state: Path) -
     """Raise UserError if an option differs from the settings that the state was created with."""
     names = ("learner", "preset", "seed", "size", "channels")
     asked = {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
-    _check_equal(asked, {name: getattr(have, name) for name in names}, state)
-    _check_equal(_parsed(wanted, have.learner), _fixed_options(have), state)
+    empty = isinstance(have, NewSettings)
+    remedy = "use another --state, or delete this one, which holds no images" if empty else "use another --state"
+    _check_equal(asked, {name: getattr(have, name) for name in names}, state, remedy)
+    _check_equal(_parsed(wanted, have.learner), _fixed_options(have), state, remedy)
     if wanted.encoder is None:
         return
     if have.encoder is None or isinstance(wanted.encoder, str):
         theirs = NONE if have.encoder is None else have.encoder.text
         ours = wanted.encoder if isinstance(wanted.encoder, str) else wanted.encoder.text
         if ours != theirs:
-            raise UserError(f"{state} was created with encoder {theirs}, not {ours}: use another --state.")
+            raise UserError(f"{state} was created with encoder {theirs}, not {ours}: {remedy}.")
         return
     check_same_encoder(wanted.encoder, have.encoder.text, have.encoder.digest, state)
 
 
-def _check_equal(asked: Mapping[str, Any], fixed: Mapping[str, Any], state: Path) -> None:
+def _check_equal(asked: Mapping[str, Any], fixed: Mapping[str, Any], state: Path, remedy: str) -> None:
     for name, value in asked.items():
         found = fixed.get(name, "undecided")
         if value != found:
-            shown = "none" if found is None else found
-            raise UserError(f"{state} was created with {name} {shown}, not {value}: use another --state.")
+            shown = f"without {name}, not with" if found is None else f"with {name} {found}, not"
+            raise UserError(f"{state} was created {shown} {value}: {remedy}.")
 
 
 def to_text(settings: NewSettings | StateSettings) -> str:

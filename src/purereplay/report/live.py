@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -170,6 +170,8 @@ def show_plan(plan: Plan) -> None:
     names = sorted(plan.labels, key=lambda name: -plan.labels[name])
     shown = ", ".join(f"{name} {plan.labels[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
     table.add_row("labels", Text(printable(f"{len(names):,}: {shown}")))
+    if plan.new_labels:
+        table.add_row("new labels", Text(_some(plan.new_labels)))
     if plan.chosen is not None:
         table.add_row("sizes", plan.chosen.sentence)
     if plan.settings is not None:
@@ -194,10 +196,9 @@ def show_learned(state: Path, done: LearnProgress) -> None:
     out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
     if done.n_corrected:
         out.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
+    show_new_labels(done.new_labels)
     if done.others:
-        more = f" and {len(done.others) - _PAIRS:,} more" if len(done.others) > _PAIRS else ""
-        names = printable(", ".join(done.others[:_PAIRS]))
-        out.print(f"files skipped, since they are no images: {names}{more}", markup=False)
+        out.print(f"files skipped, since they are no images: {_some(done.others)}", markup=False)
     command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
     if done.judged is not None:
         show_judged(done.judged)
@@ -206,6 +207,18 @@ def show_learned(state: Path, done: LearnProgress) -> None:
         out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
     if done.judged is not None or done.n_scored:
         out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
+
+
+def show_new_labels(labels: Sequence[str]) -> None:
+    """Print labels that no sample had before."""
+    if labels:
+        out.print(f"new labels, perhaps misspelt, which no sample had before: {_some(labels)}", markup=False)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _PAIRS:,} more" if len(names) > _PAIRS else ""
+    return printable(", ".join(names[:_PAIRS])) + more
 
 
 def show_memory_settings() -> None:

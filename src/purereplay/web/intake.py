@@ -146,7 +146,8 @@ def read_image(text: object) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refused(f"is not base64: {error}") from None
+        remedy = ": leave out what is before the comma" if text.startswith("data:") else f": {error}"
+        raise Refused(f"is not base64{remedy}") from None
 
 
 def read_sample(values: object) -> Sample:

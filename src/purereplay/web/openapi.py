@@ -89,9 +89,10 @@ _SCHEMAS = {
                         "id": _TEXT,
                         "given_label": _TEXT,
                         "clean_probability": _SHARE | {"type": ["number", "null"]},
-                        "decision": {"enum": ["accepted", "rejected", "unjudged"]},
+                        "decision": {"enum": ["accepted", "rejected", "unjudged", "corrected", "confirmed"]},
                         "n_samples": {"type": ["integer", "null"]},
                         "reason": _TEXT,
+                        "corrected_label": {"type": ["string", "null"]},
                     }
                 )
             ),

@@ -135,9 +135,11 @@ def checked(encoder: Encoder, *, text: str, digest: str) -> CheckedEncoder:
         found = _asked(encoder, images, dim)
         again = _asked(encoder, np.repeat(images[:1], batch, 0), dim)  # the same image among others
     except _Wrong as reason:
-        raise UserError(f"The encoder {name} cannot be used: a trial image {reason}.") from None
+        raise UserError(f"The encoder {name} cannot be used: a trial image {reason}.") from reason
     if not 1 <= found.shape[1] <= MOST_FEATURES:
         raise UserError(f"The encoder {name} gives {found.shape[1]:,} features, not 1 to {MOST_FEATURES:,}.")
+    if batch > 1 and np.array_equal(found[0], found[1]):
+        raise UserError(f"The encoder {name} cannot be used: it gives two different trial images the same features.")
     if np.abs(found[0] - again[0]).max() > _NEAR * np.abs(found[0]).max():
         raise UserError(
             f"The encoder {name} gives an image other features in another batch or at another time: "

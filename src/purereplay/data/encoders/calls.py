@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock, get_ident
+from threading import Lock, current_thread, get_ident, main_thread
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ def user_code() -> Iterator[None]:
         # the standard output is the command's own: answers or a table; so is how numpy treats errors
         with _prints_to_stderr(), np.errstate():
             yield
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
+    except (KeyboardInterrupt, GeneratorExit) as error:
+        if current_thread() is main_thread():  # Ctrl-C reaches no other
+            raise
+        raise Failed(_reason(error)) from error
     except BaseException as error:
         raise Failed(_reason(error)) from error
 
@@ -39,7 +41,8 @@ def _reason(error: BaseException) -> str:
         text = str(error).strip().partition("\n")[0].rstrip(".")
     except Exception:  # any: the error is of the user's own type
         text = ""
-    return text[:_LONGEST] or type(error).__name__
+    kind = type(error).__name__
+    return f"{kind}: {text}"[:_LONGEST] if text and isinstance(error, KeyError) else text[:_LONGEST] or kind
 
 
 _lock = Lock()
@@ -55,6 +58,11 @@ class _Output:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
+
+    def close(self) -> None:
+        """Do nothing in code of the user, which would close standard error."""
+        if get_ident() not in _threads:
+            self.stream.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr if get_ident() in _threads else self.stream, name)

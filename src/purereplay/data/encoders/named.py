@@ -87,7 +87,10 @@ def as_encoder(given: str | Encoder, *, again: bool = False) -> CheckedEncoder:
         return found
     owner, missing = type(given).__name__, object()
     if any(attribute_of(given, name, missing, owner) is missing for name in ("name", "dim", "embed")):
-        raise UserError(f"The encoder has the type {owner}: give a text, or an object with name, dim and embed.")
+        raise UserError(
+            f"The encoder has the type {owner}: "
+            f" give a text, such as python:MODULE:FUNCTION, or an object with name, dim and embed."
+        )
     name, digest = (attribute_of(given, own, "", owner, str) for own in ("name", "digest"))
     return _with_shape(checked(given, text="", digest=digest_of("object", name, digest)))
 

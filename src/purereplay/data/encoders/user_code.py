@@ -55,7 +55,7 @@ def python_encoder(source: str, options: Options) -> tuple[Encoder, str]:
             is_encoder, is_function = hasattr(found, "embed"), callable(found)
             digest = digest_of(name, Path(origin).read_bytes() if origin else module, version)
     except Failed as error:
-        raise UserError(f"The encoder {text} cannot be used: {error}.") from None
+        raise UserError(f"The encoder {text} cannot be used: {error}.") from error
     if is_encoder:
         return found, digest
     if not is_function:
@@ -75,7 +75,7 @@ def _imported(module: str, text: str) -> Any:
         with user_code():
             return import_module(module)
     except Failed as error:
-        raise UserError(f"The encoder {text} cannot be imported: {error}.") from None
+        raise UserError(f"The encoder {text} cannot be imported: {error}.") from error
     finally:
         if added:
             sys.path.remove(here)
