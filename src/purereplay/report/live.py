@@ -354,26 +354,23 @@ def show_held(outcomes: list[Outcome], n_held: int, capacity: int) -> None:
 
 
 @contextmanager
-def settling() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar while all samples are judged again; yields the callback that moves it."""
+def settling(name: str = "judging") -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a bar and what is done, such as while all samples are judged again; yields the callback that moves it."""
     with progress_bars() as bars:
-        row = bars.add_task("judging", total=None, what="")
+        row = bars.add_task(name, total=None, what="")
         lines, text_of = PlainLines(bars), _JudgingText()
 
         def show(work: str, n: int, total: int | None) -> None:
             text = text_of(work, n, total)
             bars.update(row, completed=n, total=total, what=text)
-            lines(f"judging: {text}")
+            lines(f"{name}: {text}")
 
         yield show
 
 
-@contextmanager
-def exporting() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar while a classifier is exported; yields the callback that moves it."""
-    with progress_bars() as bars:
-        row = bars.add_task("exporting", total=None, what="")
-        yield lambda work, n, total: bars.update(row, completed=n, total=total, what=work)
+def exporting() -> AbstractContextManager[Callable[[str, int, int | None], None]]:
+    """Show the same while a classifier is exported."""
+    return settling("exporting")
 
 
 def show_model(done: Exported) -> None:
