@@ -204,7 +204,7 @@ def _columns(arrow: Any, path: Path, schema: Any, labels: str | None) -> _Column
         found = f"the columns {', '.join(images)} hold bytes" if images else "no column holds bytes"
         raise UserError(f"{path} needs a column `image` with encoded images: {found}.")
     label = labels or "label"
-    for name in {*known[:1], label, "id"}:
+    for name in (*known[:1], label, "id"):
         if (n := schema.names.count(name)) > 1:
             raise UserError(f"{path} has {n} columns named `{name}`: rename all but one.")
     if label not in schema.names:
