@@ -78,6 +78,10 @@ def _crs(optimizer: str, lr: float) -> Runs:
     return Runs(files="mnist-crs-rates.jsonl", where={"changed": {"optimizer": optimizer, "lr": lr}})
 
 
+def _multitask(**changed: Any) -> Runs:
+    return Runs(files="mnist-multitask-rates.jsonl", where={"changed": changed})
+
+
 def _baseline(files: str, learner: str, robust: str = "none", **where: Any) -> Runs:
     return Runs(files=files, where={"learner": learner, "robust": robust, **where})
 
@@ -359,7 +363,6 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
     "misses": Misses(
         table=MNIST_ACCURACY,
         groups={
-            "Multitask with wrong labels": "Multitask",
             "CRS, PRS and MIR with JoCoR": "CRS + JoCoR,PRS + JoCoR,MIR + JoCoR",
             "MIR with SL": "MIR + SL",
             "Self-Replay": "Self-Replay",
@@ -393,10 +396,21 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
             "symmetric 60: PRS + JoCoR": _technique("prs", "jocor", NOISES[2]),
             "asymmetric 40: CRS + JoCoR, `jocor_forget=0`": _technique("crs", "jocor", NOISES[4], jocor_forget=0.0),
             "asymmetric 40: CRS + JoCoR": _technique("crs", "jocor", NOISES[4]),
-            **{f"symmetric 40: Multitask, `epochs={n}`": _technique("multitask", "none", epochs=n) for n in (1, 3, 10)},
-            "symmetric 40: Multitask": _technique("multitask", "none"),
+            **{
+                f"symmetric 40: Multitask, `lr=0.05`, `epochs={n}`": _technique("multitask", "none", epochs=n)
+                for n in (1, 3, 10)
+            },
+            "symmetric 40: Multitask, `lr=0.05`": _technique("multitask", "none"),
         },
         columns={"accuracy": mean("accuracy"), "runs": n_runs},
+    ),
+    "mnist-multitask-rates": Table(
+        head="Multitask, validation accuracy, %",
+        rows={
+            **{f"SGD, {lr:g}": _multitask(lr=lr) for lr in (5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02)},
+            **{f"Adam, {lr:g}": _multitask(optimizer="adam", lr=lr) for lr in (5e-5, 1e-4)},
+        },
+        columns={str(noise): mean(noise=noise, spread=False) for noise in (NOISES[1], NOISES[4])},
     ),
     "mnist-classes": Table(
         head="asymmetric 40, accuracy by class, %",

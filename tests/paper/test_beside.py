@@ -36,7 +36,11 @@ def rows(run: dict, table: str, dataset: str = "mnist") -> list[str]:
         (result("crs", robust="pencil"), []),  # of version 0.1.0, whose labels moved
         (result("crs", robust="jocor"), ["CRS + JoCoR"]),
         (result("gdumb", robust="pencil"), ["GDumb + Pencil"]),
-        (result("multitask", robust="none", noise="none", noise_rate=0.0), ["Multitask (clean)"]),
+        (
+            result("multitask", robust="none", noise="none", noise_rate=0.0, changed={"multitask_rate": 0.002}),
+            ["Multitask (clean)"],
+        ),
+        (result("multitask", robust="none", noise="none", noise_rate=0.0), []),  # version 0.1.0 had another rate
         (result("self-centered-filter"), ["Self-Centered filter"]),
         (result("spr", graphs=20), []),  # not the paper's SPR
         (result("spr", filter="aum"), []),
@@ -85,7 +89,11 @@ def buffers(size: int) -> dict:
         (result("spr", noise="none", noise_rate=0), "noise_free", []),
         (result("spr"), "self_replay_delayed_buffer", ["SR with DB"]),
         (result("spr", changed={"replay": "purified"}), "self_replay_delayed_buffer", ["SR without DB"]),
-        (result("multitask", robust="none"), "episode_b", ["Multitask"]),  # the order of tasks is of no importance
+        (
+            result("multitask", robust="none", changed={"lr": 0.002}),
+            "episode_b",
+            ["Multitask"],
+        ),  # the order of tasks is of no importance
         (result("spr"), "episode_b", []),
         (result("spr", episode="B"), "episode_b", ["SPR"]),
     ],
