@@ -89,7 +89,7 @@ def as_encoder(given: str | Encoder, *, again: bool = False) -> CheckedEncoder:
     if any(attribute_of(given, name, missing, owner) is missing for name in ("name", "dim", "embed")):
         raise UserError(
             f"The encoder has the type {owner}: "
-            f" give a text, such as python:MODULE:FUNCTION, or an object with name, dim and embed."
+            "give a text, such as python:MODULE:FUNCTION, or an object with name, dim and embed."
         )
     name, digest = (attribute_of(given, own, "", owner, str) for own in ("name", "digest"))
     return _with_shape(checked(given, text="", digest=digest_of("object", name, digest)))

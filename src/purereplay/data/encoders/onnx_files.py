@@ -7,7 +7,6 @@ deviation, by default those of ImageNet. The layout is (n, 3, H, W), or (n, H, W
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,18 +31,18 @@ class OnnxEncoder:
         chosen = onnxruntime.SessionOptions()
         chosen.intra_op_num_threads = n_threads
         chosen.log_severity_level = 4  # errors are raised, and named below
-        with TemporaryDirectory() as empty:  # weights in another file are not found: what was digested is what runs
-            chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
-            try:
-                self._session = onnxruntime.InferenceSession(content, chosen, providers=["CPUExecutionProvider"])
-            except Exception as error:  # onnxruntime has error types of its own
-                reason = " ".join(str(error).split())[:200].rstrip(".")
-                if "external data" in reason.lower():
-                    raise UserError(
-                        f"{path} has its weights in another file, which is not read: save both in one file, as by "
-                        "torch.onnx.export(…, external_data=False)."
-                    ) from None
-                raise UserError(f"{path} cannot be used as an ONNX model: {reason}; export it again.") from None
+        # what was digested is what runs: weights in another file are looked for in a folder that cannot exist
+        chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path / "none"))
+        try:
+            self._session = onnxruntime.InferenceSession(content, chosen, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has error types of its own
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            if "external data" in reason.lower():
+                raise UserError(
+                    f"{path} has its weights in another file, which is not read: save both in one file, as by "
+                    "torch.onnx.export(…, external_data=False)."
+                ) from None
+            raise UserError(f"{path} cannot be used as an ONNX model: {reason}; export it again.") from None
         self._read_input(path, options)
         outputs = [own.name for own in self._session.get_outputs()]
         self._output = options.output or outputs[0]
