@@ -412,6 +412,24 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
         },
         columns={str(noise): mean(noise=noise, spread=False) for noise in (NOISES[1], NOISES[4])},
     ),
+    "digits-multitask-rates": Table(
+        head="Multitask on digits, validation accuracy, %",
+        rows={
+            f"SGD, {lr:g}": Runs(
+                files="digits-multitask-rates.jsonl", where={"changed": {"lr": lr} if lr < 0.05 else {}}
+            )
+            for lr in (2e-3, 0.01, 0.02, 0.05)
+        },
+        columns={str(noise): mean(noise=noise) for noise in (NOISES[1], NOISES[4])} | NO_NOISE,
+    ),
+    "mnist-multitask-test": Table(
+        head="Multitask on MNIST, test accuracy, %",
+        rows={
+            "SGD, 0.002": _baseline("mnist-baselines.jsonl", "multitask"),
+            "SGD, 0.05, the default": Runs(files="mnist-multitask-default.jsonl"),
+        },
+        columns={str(noise): mean(noise=noise) for noise in NOISES} | NO_NOISE,
+    ),
     "mnist-classes": Table(
         head="asymmetric 40, accuracy by class, %",
         rows={

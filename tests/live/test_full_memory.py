@@ -309,9 +309,11 @@ def test_what_a_person_said_is_a_judgement_too(tmp_path, small_features):
             ("s24", "corrected", "new", "corrected by a person"),
         ]
         apply(session, [Correction("s0", "label 0")])
-        assert judgements(session.store, said[-1].number, 100)[0][4:] == (
-            "confirmed", 25, "corrected by a person", "label 0",
-        )  # fmt: skip
+        first, *_, last = judgements(session.store, before[-1].number, 100)
+        assert first.id == last.id == "s0"  # both say what is in effect now
+        assert {(j.clean_probability, j.decision, j.corrected_label) for j in (first, last)} == {
+            (1.0, "confirmed", "label 0")
+        }
 
 
 def test_a_sample_may_be_corrected_before_it_is_judged(tmp_path, small_features):

@@ -181,13 +181,14 @@ def test_a_deleted_log_begins_anew_with_a_warning(state, caplog):
 
 
 def test_correct_records_for_a_process_that_holds_the_state(state, tmp_path, cli):
-    (tmp_path / "fixes.csv").write_text("id,label\ns3,label 1\nnobody,label 1\n")
+    (tmp_path / "fixes.csv").write_text("id,label\ns3,label 1\ns4,lable 1\nnobody,label 1\n")
     with tiny(state) as session:
         done = cli("correct", "--state", state, tmp_path / "fixes.csv", "--device", "cpu")
-        assert done.code == 2 and "labels recorded: 1; the process" in done.out
-        assert "1 of 2 corrections were refused" in done.err and corrections(state) == {}
-        assert Reviewed(session).absorb() == 1
-    assert corrections(state) == {"s3": "label 1"}
+        assert done.code == 2 and "labels recorded: 2; the process" in done.out
+        assert "no sample had before: lable 1\n" in done.out
+        assert "1 of 3 corrections were refused" in done.err and corrections(state) == {}
+        assert Reviewed(session).absorb() == 2
+    assert corrections(state) == {"s3": "label 1", "s4": "lable 1"}
 
 
 @pytest.mark.long

@@ -40,7 +40,7 @@ def rows(run: dict, table: str, dataset: str = "mnist") -> list[str]:
             result("multitask", robust="none", noise="none", noise_rate=0.0, changed={"multitask_rate": 0.002}),
             ["Multitask (clean)"],
         ),
-        (result("multitask", robust="none", noise="none", noise_rate=0.0), []),  # version 0.1.0 had another rate
+        (result("multitask", robust="none", noise="none", noise_rate=0.0), []),  # at the default rate
         (result("self-centered-filter"), ["Self-Centered filter"]),
         (result("spr", graphs=20), []),  # not the paper's SPR
         (result("spr", filter="aum"), []),

@@ -243,8 +243,9 @@ def correct(
             elif sizes := buffer_sizes(session.store.settings):
                 report.show_held(outcomes, n_teaching(session, outcomes), sizes[1])
     except BusyError:
-        outcomes = record_corrections(state, fixes)
+        outcomes, new_labels = record_corrections(state, fixes)
         n_refused = report.show_recorded(outcomes)
+        report.show_new_labels(new_labels)
     if n_refused:
         raise UserError(some_refused(n_refused, len(outcomes), "correction", "applied"))
 

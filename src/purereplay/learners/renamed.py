@@ -43,7 +43,6 @@ _FORMER_DEFAULTS: dict[str, dict[str, Any]] = {  # learner: defaults of version 
     "crs": {"pencil_epoch": "memory"},
     "prs": {"pencil_epoch": "memory"},
     "mir": {"pencil_epoch": "memory"},
-    "multitask": {"lr": 0.05},
 }
 
 

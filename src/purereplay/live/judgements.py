@@ -52,8 +52,8 @@ def _judgement(
     decision = "accepted" if selected else "rejected"
     if is_unjudged(reason):
         chance, decision = None, "unjudged"
-    if reason != PERSON:
+    if reason == PERSON:  # what is in effect now, also in a verdict before a later correction
+        chance, decision = (1.0, "confirmed") if label == given else (0.0, "corrected")
+    else:
         label = None
-    elif label is not None:
-        decision = "confirmed" if label == given else "corrected"
     return Judgement(number, name, given, chance, decision, n, reason, label)

@@ -92,20 +92,24 @@ def _absorb(session: Session, log: DecisionLog) -> int:
     return sum(entry.number > before.number for entry in entries)
 
 
-def record_corrections(state: Path, fixes: Path) -> list[Outcome]:
-    """Record a CSV file of `id` and `label` in the log, for the process that holds the state; all rows or none."""
+def record_corrections(state: Path, fixes: Path) -> tuple[list[Outcome], list[str]]:
+    """Record a CSV file of `id` and `label` in the log, for the process that holds the state; all rows or none.
+
+    Returns the outcomes, and the labels that no sample had before.
+    """
     with Store.reading(state) as store:
         any_time = store.settings.learner == FULL_MEMORY
         correctable = (lambda position: None) if any_time else partial(check_scored, store)
         outcomes, labels = check(store, read_corrections(fixes), correctable)
         names = {row.position: row.id for row in store.rows(list(labels))}
+        new_labels = sorted(set(labels.values()) - set(store.labels()))
         known = absorbed(store)
     warn_of_new_log(log_path(state), known)
     decisions = [Decision(names[position], "label", label) for position, label in labels.items()]
     with DecisionLog.writing(log_path(state), known.number) as log:
         check_log(log, known)
         log.record(decisions, "correct", secrets.token_hex(8))
-    return outcomes
+    return outcomes, new_labels
 
 
 def check_log(log: DecisionLog, known: Absorbed) -> None:

@@ -37,6 +37,9 @@ _ROWS: dict[str, dict[str, str]] = {  # rows of some tables: settings of spr or 
     "SR without DB": {"replay": "purified"},
 }
 
+# by learner and dataset, chosen on validation data; see docs/experiments/mnist-baselines.md
+_CHOSEN: dict[tuple[str, str], dict[str, str]] = {("multitask", "mnist"): {"lr": "0.002"}}
+
 
 class Choice(NamedTuple):
     """What the user chooses about the runs behind the tables."""
@@ -181,7 +184,7 @@ def _runs(table: PaperTable, method: str, column: Column, choice: Choice) -> tup
     own = dict(_ROWS.get(name, {}))
     if robust:
         own["robust"] = next(key for key, title in ROBUST_TITLES.items() if title == robust)
-    own |= _sizes(table, learner)
+    own |= _sizes(table, learner) | _CHOSEN.get((learner, table.dataset), {})
     episodes = ("A", episode) if learner == "multitask" else (episode,)  # it does not depend on the order of tasks
     runs = [_resolved(table, column, e, learner, own, choice, None) for e in dict.fromkeys(episodes)]
     if own.get("robust") == "pencil" and learner != "gdumb":  # its first stage does not end: it is plain replay

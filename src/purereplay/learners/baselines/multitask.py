@@ -15,7 +15,7 @@ from purereplay.learners.baselines.base import common_arguments, make_memory
 from purereplay.learners.baselines.online import n_pieces
 from purereplay.learners.baselines.scratch import SCRATCH_DEMO, ScratchLearner, ScratchSettings, ScratchTraining
 from purereplay.learners.registry import Entry
-from purereplay.learners.settings import DataFacts, setting
+from purereplay.learners.settings import setting
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 
@@ -24,7 +24,7 @@ from purereplay.nets.engine import Engine
 class MultitaskSettings(ScratchSettings):
     """Settings of Multitask."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": SCRATCH_DEMO | {"lr": 0.05}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": SCRATCH_DEMO}
 
     added: ClassVar[Mapping[str, Any]] = {
         "optimizer": "sgd",
@@ -35,11 +35,7 @@ class MultitaskSettings(ScratchSettings):
 
     epochs: int = setting("passes over the stream", 50, unit="epochs", source="paper")
     optimizer: Literal["sgd", "adam"] = setting("optimizer", "sgd", source="not in the paper")
-    lr: float = setting(
-        "learning rate",
-        by_data="0.002 for grey images, chosen on validation data of MNIST; 0.05 for colour",
-        source="not in the paper",
-    )
+    lr: float = setting("learning rate", 0.05, source="not in the paper")
     momentum: float = setting("momentum of sgd", 0.0, source="not in the paper", least=0, most=1)
     weight_decay: float = setting("weight decay", 0.0, source="not in the paper", least=0)
     augment: bool = setting(
@@ -47,11 +43,6 @@ class MultitaskSettings(ScratchSettings):
         False,
         source="not in the paper",
     )
-
-    @classmethod
-    def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
-        filled = super().fill(chosen, facts, preset)
-        return {"lr": 0.002 if filled["network"] == "mlp" else 0.05} | filled
 
 
 class Multitask(ScratchLearner):
