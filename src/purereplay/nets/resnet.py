@@ -76,7 +76,12 @@ class ResNet18:
         return state
 
     def features(self, state: State, images: Tensor, *, training: bool) -> Tensor:
-        one = [self._one({n: t[k] for n, t in state.items()}, images[k], training) for k in range(images.shape[0])]
+        # the gradient of `unbind` is one stack; that of K selections is K tensors of all K networks, mostly zeros
+        by_name = {name: tensor.unbind() if len(images) > 1 else [tensor.squeeze(0)] for name, tensor in state.items()}
+        one = [
+            self._one({name: tensors[k] for name, tensors in by_name.items()}, own, training)
+            for k, own in enumerate(images.unbind())
+        ]
         return torch.stack(one)
 
     def _one(self, state: State, x: Tensor, training: bool) -> Tensor:
