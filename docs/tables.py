@@ -157,7 +157,10 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
             "CIFAR-10, symmetric 40 %, Pure Replay": Runs(
                 files="pure-replay/cifar10.jsonl", where={"noise": "symmetric", "noise_rate": 0.4}
             ),
-            "digits, symmetric 40 % (the demo)": _width("test"),
+            "digits (the demo), symmetric 40 %": _width("test"),
+            "digits (the demo), symmetric 40 %, Pure Replay": Runs(
+                files="pure-replay/digits.jsonl", where={"learner": "pure-replay"}
+            ),
         },
         columns={
             "accuracy, %": mean("accuracy"),

@@ -16,9 +16,12 @@ from sklearn.datasets import load_digits
 from typer.main import get_command
 
 from purereplay.cli import app
+from purereplay.evaluate.store import Store
 from purereplay.learners import registry
 from purereplay.learners.baselines.online import LR_BY_NETWORK, OnlineSettings
 from purereplay.learners.spr.settings import PRESETS
+from purereplay.paper.cells import our_cells, table_cells
+from purereplay.paper.numbers import paper_table
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
@@ -245,6 +248,15 @@ def test_no_mean_is_written_by_hand(document):
 
 def test_reproduction_stays_short():
     assert len((ROOT / "REPRODUCTION.md").read_text().splitlines()) <= 150
+
+
+def test_tables_beside_the_paper_are_those_that_reproduce_prints(tables, tmp_path):
+    kept = Store(tmp_path / "store", [ROOT / "results"])
+    shown = [table for table in tables.TABLES.values() if isinstance(table, tables.BesidePaper)]
+    assert shown
+    for table in shown:
+        there = our_cells(table_cells(paper_table(table.name, table.dataset)), kept.finished)
+        assert {key: cell.values for key, cell in table.cells().items()} == {k: c.values for k, c in there.items()}
 
 
 def test_a_changed_number_an_unknown_table_and_a_missing_end_are_noticed(tables):
