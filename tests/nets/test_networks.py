@@ -56,6 +56,28 @@ def test_resnet_equals_a_plain_module(stem, training):
         torch.testing.assert_close(stacked["bn1.running_var"][k], plain.bn1.running_var)
 
 
+@pytest.mark.parametrize(
+    ("stem", "size"), [("imagenet", 32), ("imagenet", 12), ("small", 8), ("small", 7), ("small", 5)]
+)
+def test_resnets_together_equal_those_one_after_the_other(stem, size, monkeypatch):
+    resnet = ResNet18(size=size, stem=stem, width=4)
+    images = torch.rand(3, 5, 3, size, size, dtype=torch.float64)
+
+    def results(together):
+        monkeypatch.setattr(ResNet18, "_is_faster_together", lambda *_: together)
+        states = [resnet.init(torch.Generator().manual_seed(s)) for s in range(3)]
+        state = {name: t.double() for name, t in stack(states).items()}
+        parameters = [t.requires_grad_() for name, t in state.items() if is_trained(name)]
+        features = resnet.features(state, images, training=True)
+        gradients = torch.autograd.grad(features.square().sum(), parameters, create_graph=True)
+        curvature = torch.autograd.grad(sum(g.square().sum() for g in gradients), parameters)  # as L2R needs
+        statistics = [t for name, t in state.items() if not is_trained(name)]
+        return [features, *gradients, *curvature, *statistics]
+
+    for ours, expected in zip(results(True), results(False), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 def test_resnet18_has_the_known_number_of_parameters():
     state = ResNet18(size=32).init(torch.Generator())
     assert sum(t.numel() for name, t in state.items() if is_trained(name)) == 11_176_512
