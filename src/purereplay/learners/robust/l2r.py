@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from purereplay.data.batch import Batch
 from purereplay.nets.draws import RandomStream, uniforms_per_key
@@ -33,20 +34,26 @@ class LearningToReweight(Technique):
     batch_size: int = 100  # clean samples per step
 
     def loss(self, step: Step) -> Tensor:
-        losses = sample_losses(step.network.outputs(step.state, step.images, training=True), step.labels)
-        return (self.weights(step, losses) * losses).sum(1)
+        losses, weights = self.losses_and_weights(step)
+        return (weights * losses).sum(1)
 
-    def weights(self, step: Step, losses: Tensor) -> Tensor:
-        """Return the weight of every sample (K, B) from their losses, whose graph stays usable."""
-        parameters = [t for name, t in step.state.items() if is_trained(name)]
-        toward = torch.autograd.grad(plain_loss(self._clean(step)).sum(), parameters)
-        # differentiate twice: the first gradient is linear in `each`, and its slope gives the weights
-        each = torch.zeros_like(losses, requires_grad=True)
-        gradients = torch.autograd.grad((each * losses).sum(), parameters, create_graph=True)
-        agreement = torch.stack([(a * b).sum() for a, b in zip(gradients, toward, strict=True)]).sum()
-        [slope] = torch.autograd.grad(agreement, each, retain_graph=True)
-        helps = slope.clamp(min=0)
-        return helps / helps.sum(1, keepdim=True).clamp(min=1e-20)
+    def losses_and_weights(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Return the loss and the weight of every sample (K, B).
+
+        The product of the two gradients is the slope of a sample's loss in the direction of the clean gradient. One
+        forward pass, in forward mode, gives the slopes of all samples.
+        """
+        trained = [name for name in step.state if is_trained(name)]
+        clean = torch.autograd.grad(plain_loss(self._clean(step)).sum(), [step.state[name] for name in trained])
+        with forward_ad.dual_level():
+            along = {
+                name: forward_ad.make_dual(step.state[name], direction)  # type: ignore[no-untyped-call]
+                for name, direction in zip(trained, clean, strict=True)
+            }
+            dual = sample_losses(step.network.outputs(step.state | along, step.images, training=True), step.labels)
+            losses, slopes = forward_ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
+        helps = slopes.detach().clamp(min=0)
+        return losses, helps / helps.sum(1, keepdim=True).clamp(min=1e-20)
 
     def _clean(self, step: Step) -> Step:
         """Return the same step on clean samples; statistics of batch norm do not change."""
