@@ -8,6 +8,8 @@ training  a contrastive step of K networks side by side (views, forward, loss, b
           network-steps per second, the speed-up over a plain eager loop over the networks, and on the CPU the
           share of the measured rate of matrix products. A case that would take minutes is skipped and
           marked; --limit 3600 measures it too.
+baselines a step of K ResNet-18s on 20 images of CIFAR-10 size, as in crs, mir and crs with l2r or jocor: milliseconds
+          per network; for crs also the speed-up over a plain eager loop over the networks.
 filter    one call of the Self-Centered filter on a buffer, two labels, 5 graphs, 128-d features; plain: numpy, scipy.
 demo      a whole run of the demo, in seconds.
 """
@@ -21,18 +23,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from plain import PlainTraining, perceptron, plain_clean_probability, resnet18
 from purereplay.evaluate.running import run
 from purereplay.evaluate.settings import resolve
+from purereplay.learners.baselines.mir import Interference
+from purereplay.learners.robust.jocor import JoCoR, Twins
+from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.spr.settings import PRESETS
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Contrastive, ContrastiveJob
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Listed, ListedJob
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import Views
@@ -184,6 +192,65 @@ def side_by_side(
     return min(ours), ratio, max(rates, default=None)
 
 
+def baselines(device: torch.device, precision: str) -> Iterator[Row]:
+    """Measure steps of the online baselines on 10 incoming and 10 replayed images."""
+    network = Network(ResNet18(), Head(10))
+    clean = {"clean_images": random_images(200), "clean_labels": torch.arange(200) % 10}
+    cases: list[tuple[str, Network, dict[str, Any], dict[str, Tensor]]] = [
+        ("crs", network, {}, {}),
+        ("mir", network, {"choice": Interference(n_incoming=10, n_replayed=10)}, {}),
+        ("crs + l2r", network, {"technique": LearningToReweight()}, clean),
+        ("crs + jocor", Twins(ResNet18(), Head(10)), {"technique": JoCoR(forget=0.4)}, {}),
+    ]
+    plain_network = nn.Sequential(resnet18("imagenet")[:-3], nn.Linear(512, 10)).to(device)  # type: ignore[index]
+    optimizer = torch.optim.Adam(plain_network.parameters())
+    images, labels = random_images(20).to(device) / 255, (torch.arange(20) % 10).to(device)
+
+    def plain_step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(plain_network(images), labels).backward()
+        optimizer.step()
+
+    for name, one, parts, extra in cases:
+        for k in (1, 5, 15) if device.type == "cuda" else (1, 5):
+            engine = Engine(device, precision=pick_precision(precision, device.type))
+            n_steps = 500 if device.type == "cuda" else 8
+            jobs = [listed_job(one, i, parts, extra, n_steps, device) for i in range(k)]
+            engine.train(jobs)  # warm-up: memory and capture
+            ours, others = [], []
+            for _ in range(3):
+                ours.append(seconds(lambda: engine.train(jobs), device) / n_steps / k)  # noqa: B023
+                plain_seconds = seconds(lambda: [plain_step() for _ in range(n_steps // 4)], device)  # noqa: B023
+                others.append(plain_seconds / (n_steps // 4))
+            ratio = statistics.median(other / own for own, other in zip(ours, others, strict=True))
+            row: Row = {"case": name, "networks": k, "ms_a_step": round(1e3 * min(ours) * k, 4)}
+            row |= {"ms_a_network": round(1e3 * min(ours), 4), "ratio": round(ratio, 2) if name == "crs" else None}
+            yield row
+
+
+def random_images(n: int) -> Tensor:
+    return torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def listed_job(
+    network: Network, seed: int, parts: dict[str, Any], extra: dict[str, Tensor], n_steps: int, device: torch.device
+) -> ListedJob:
+    listed = 60 if "choice" in parts else 20  # mir lists 50 candidates
+    generator = torch.Generator().manual_seed(seed)
+    return ListedJob(
+        phase="bench",
+        network=network,
+        state={name: t.to(device) for name, t in network.init(seed).items()},
+        recipe=Listed(batch_size=20, **parts),
+        images=random_images(1000).to(device),
+        labels=(torch.arange(1000) % 10).to(device),
+        seed=seed,
+        index=torch.randint(0, 1000, (n_steps, listed), generator=generator),
+        lrs=torch.full((n_steps,), 1e-3),
+        extra={name: t.to(device) for name, t in extra.items()},
+    )
+
+
 def made_up_buffer(n: int, seed: int = 0, d: int = 128) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return features (n, d) and labels (n,) of two classes, 60 % of each in a cluster and 40 % scattered."""
     rng = np.random.default_rng(seed)
@@ -261,7 +328,9 @@ def key(row: Row) -> tuple[object, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speed, as ratios against plain code in the same call.")
-    parser.add_argument("--only", default="training,filter,demo", help="parts to measure, separated by commas")
+    parser.add_argument(
+        "--only", default="training,baselines,filter,demo", help="parts to measure, separated by commas"
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--precision", default="auto", help="float32, tf32, bf16 or auto")
     parser.add_argument(
@@ -282,6 +351,7 @@ def main() -> None:
     print(machine, flush=True)
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "training": lambda: training(device, options.precision, options.limit),
+        "baselines": lambda: baselines(device, options.precision),
         "filter": lambda: filtering(device),
         "demo": lambda: demo(device, options.precision),
     }

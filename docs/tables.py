@@ -65,7 +65,12 @@ MNIST_APPENDIX = {
     for name in ("half_buffer", "double_buffer", "episode_b", "episode_c")
 }
 CIFAR10_FULL = "cifar10-symmetric-0.4-full/*.json"
-CIFAR10_ACCURACY = BesidePaper(files=f"{CIFAR10_FULL} cifar10-baselines.jsonl", dataset="cifar10")
+CIFAR10 = f"{CIFAR10_FULL} cifar10-baselines.jsonl cifar10-accuracy.jsonl"
+CIFAR10_ACCURACY = BesidePaper(files=CIFAR10, dataset="cifar10")
+CIFAR10_APPENDIX = {
+    name: BesidePaper(files=f"{CIFAR10} cifar10-appendix.jsonl", dataset="cifar10", name=name)
+    for name in ("half_buffer", "double_buffer", "episode_b", "episode_c")
+}
 CIFAR10_FILTERS = BesidePaper(files=CIFAR10_FULL, dataset="cifar10", name="filtering_e5")
 
 
@@ -215,7 +220,24 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
                 for name in ("er-ace", "der++", "scr", "er-mkd", "cnll")
             },
         },
-        columns={str(noise): mean(noise=noise) for noise in (NOISES[1], NOISES[4])},
+        columns=MEANS_BY_NOISE,
+    ),
+    "pure-cifar100": Table(
+        head="CIFAR-100, random symmetric, seed 1",
+        rows={
+            f"{noise.rate:.0%}".replace("%", " %"): Runs(
+                files="pure-replay/cifar100.jsonl", where={"noise_rate": noise.rate}
+            )
+            for noise in NOISES[:2]
+        },
+        columns={
+            "accuracy, %": mean(),
+            "SPR in the paper": in_paper("cifar100_accuracy"),
+            "AUROC, %": mean("auroc"),
+            "filtered noise, %": mean("filtered_noise"),
+            "SPR in the paper, filtered noise": in_paper("cifar100_filtering"),
+            "purity of P, %": mean("purity"),
+        },
     ),
     "pure-cifar10n": Table(
         head="CIFAR-10N, seed 1",
@@ -347,6 +369,10 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
             "twice the buffer, MNIST": MNIST_APPENDIX["double_buffer"],
             "episode B, MNIST": MNIST_APPENDIX["episode_b"],
             "episode C, MNIST": MNIST_APPENDIX["episode_c"],
+            "half the buffer, CIFAR-10": CIFAR10_APPENDIX["half_buffer"],
+            "twice the buffer, CIFAR-10": CIFAR10_APPENDIX["double_buffer"],
+            "episode B, CIFAR-10": CIFAR10_APPENDIX["episode_b"],
+            "episode C, CIFAR-10": CIFAR10_APPENDIX["episode_c"],
             "filtered noise with 5 graphs, CIFAR-10": CIFAR10_FILTERS,
         }
     ),
@@ -472,6 +498,8 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
     # docs/experiments/filters.md
     "mnist-filters-20": MNIST_FILTERS_20,
     **{f"mnist-{name.replace('_', '-')}": table for name, table in MNIST_APPENDIX.items()},
+    # docs/experiments/cifar10-appendix.md
+    **{f"cifar10-{name.replace('_', '-')}": table for name, table in CIFAR10_APPENDIX.items()},
     "mnist-graphs": Table(
         head="filtered noise, %",
         rows={
