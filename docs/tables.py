@@ -378,7 +378,7 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
     ),
     "mnist-accuracy": replace(MNIST_ACCURACY, combined=False),
     "mnist-filters": MNIST_FILTERS,
-    "cifar10-accuracy": CIFAR10_ACCURACY,
+    "cifar10-accuracy": replace(CIFAR10_ACCURACY, combined=False),
     "cifar10-tenth": Table(
         head="CIFAR-10, %",
         rows={
@@ -498,7 +498,8 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
     # docs/experiments/filters.md
     "mnist-filters-20": MNIST_FILTERS_20,
     **{f"mnist-{name.replace('_', '-')}": table for name, table in MNIST_APPENDIX.items()},
-    # docs/experiments/cifar10-appendix.md
+    # docs/experiments/cifar10-baselines.md
+    "cifar10-accuracy-all": CIFAR10_ACCURACY,
     **{f"cifar10-{name.replace('_', '-')}": table for name, table in CIFAR10_APPENDIX.items()},
     "mnist-graphs": Table(
         head="filtered noise, %",
