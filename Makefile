@@ -68,7 +68,7 @@ tables: $(READY)  ## generate the documents' tables from results/, and settings 
 	@$(BIN)/python docs/reference_pages.py
 	@$(BIN)/python docs/your_data_page.py
 
-picture: $(READY)  ## draw docs/architecture.svg and docs/pure-replay.svg
+picture: $(READY)  ## draw docs/architecture.svg and the pictures of docs/pure-replay.md
 	@$(BIN)/python docs/architecture.py
 	@$(BIN)/python docs/pure_replay_picture.py
 

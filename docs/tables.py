@@ -313,6 +313,19 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
         },
         columns={"accuracy, %": mean("accuracy"), "purity of the memory, %": mean("purity"), "runs": n_runs},
     ),
+    "pure-steps": Table(
+        head="digits, validation data, seeds 11 to 16, %",
+        rows={
+            f"`base_epochs={n}`" + (", as in the demo" if n == 60 else ""): Runs(
+                files="pure-replay/digits-steps.jsonl", where={"changed": {} if n == 60 else {"base_epochs": n}}
+            )
+            for n in (5, 10, 20, 40, 60, 120, 240)
+        },
+        columns={
+            **PURE_COLUMNS,
+            "seconds a run": seconds("total"),
+        },
+    ),
     "pure-ideas": Ideas(
         file="pure-replay/ideas.jsonl",
         names={

@@ -33,6 +33,7 @@ class DrawnPanel(NamedTuple):
     x_label: str
     y_label: str
     curves: list[DrawnCurve]
+    log_x: bool = False
 
 
 def draw_panels(
@@ -71,8 +72,11 @@ def _draw_panel(axes: Axes, panel: DrawnPanel, rings: str) -> None:
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_title(panel.title, fontsize=9)
     xs = sorted({x for curve in panel.curves for x in [*curve.xs, *curve.rings]})
+    if panel.log_x:
+        axes.set_xscale("log")
+        axes.minorticks_off()
     if xs and len(xs) <= 7 and all(math.isclose(x, round(x)) for x in xs):
-        axes.set_xticks(xs)
+        axes.set_xticks(xs, [f"{x:g}" for x in xs])
     tidy(axes)
 
 
