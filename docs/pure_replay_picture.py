@@ -76,7 +76,8 @@ def draw_steps(path: Path) -> None:
             xs = sorted(points)
             spreads = [float(np.std(points[x], ddof=1)) for x in xs]
             curves.append(DrawnCurve(f"{noise} 40 %", xs, [float(np.mean(points[x])) for x in xs], spreads))
-        panels.append(DrawnPanel("digits", "passes over each delayed buffer (base_epochs)", y_label, curves, log_x=True))
+        x_label = "passes over each delayed buffer (base_epochs)"
+        panels.append(DrawnPanel("digits", x_label, y_label, curves, log_x=True))
     note = "Validation data, preset demo, seeds 11 to 16, mean and standard deviation."
     draw_panels(panels, "Pure Replay: steps per buffer", note, [path])
 
