@@ -134,13 +134,13 @@ NOISES = [Noise("symmetric", 0.2), Noise("symmetric", 0.4), Noise("symmetric", 0
 NOISES += [Noise("asymmetric", 0.2), Noise("asymmetric", 0.4)]
 
 
-def in_paper(name: str, method: str = "SPR") -> ColumnCell:
-    """The number of a table of the paper for the dataset and noise of a row; – if the paper has none."""
+def in_paper(*names: str, method: str = "SPR") -> ColumnCell:
+    """The number of the first of these tables of the paper that has the dataset of a row; – if none has the number."""
 
     def cell(row: Row) -> str:
         [(dataset, noise)] = {(r["dataset"], Noise(r["noise"], r["noise_rate"])) for r in row.results()}
         known = {(table.name, table.dataset) for table in paper_tables()}
-        values = paper_table(name, dataset).values if (name, dataset) in known else {}
+        values = next((paper_table(name, dataset).values for name in names if (name, dataset) in known), {})
         return f"{values[method, noise]:.1f}" if (method, noise) in values else "–"
 
     return cell
