@@ -691,6 +691,7 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
                 ("CRS", "crs", "none"),
                 ("CRS + SL", "crs", "sl"),
                 ("CRS + PENCIL", "crs", "pencil"),
+                ("MIR, whose choice was in TF32 too", "mir", "none"),
             )
         },
         columns={

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,9 +15,10 @@ from purereplay.learners.baselines.step_views import ViewKinds
 from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed, ListedJob
+from purereplay.nets.loops.base import tf32
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.technique import sample_losses
+from purereplay.nets.technique import Choice, sample_losses
 from purereplay.nets.views import Views
 from purereplay.purify.aum import Margins
 
@@ -127,6 +128,26 @@ def test_mir_replays_what_a_virtual_step_harms_most():
     expected = by_hand(one, brute_force)
     for name, t in trained.state.items():
         torch.testing.assert_close(t, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True, eq=False)
+class Watched(Choice):
+    """Takes the first listed samples and notes whether TF32 is allowed meanwhile."""
+
+    seen: list
+
+    def choose(self, view, index, lr):
+        self.seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return index[:, :6]
+
+
+def test_a_choice_is_made_in_float32():
+    """TF32 has 10 bits: in a step of MIR on MNIST, most weights of the virtual step would be those from before it."""
+    seen = []
+    with tf32(True):
+        Engine(CPU, precision="tf32").train([job(0, Listed(batch_size=6, optimizer="sgd", choice=Watched(seen)))])
+        assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+    assert seen and not any(flag for flags in seen for flag in flags)
 
 
 def test_mir_leaves_batch_norms_statistics_to_the_real_step():

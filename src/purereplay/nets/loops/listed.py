@@ -2,7 +2,8 @@
 
 The job lists the rows of its images and the learning rate of every step, so replay, epochs and restarts are up to the
 learner. A technique may replace the loss, and a choice may select among the listed samples. K jobs of one shape run
-side by side, on CUDA as one captured step. Its products use TF32 unless the precision is float32.
+side by side, on CUDA as one captured step. Its products use TF32 unless the precision is float32; those of a choice
+never do.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class ListedLoop:
         index = self.index.index_select(0, self.cursor)[0]
         statistics = {n: t.clone() for n, t in self.state.items() if not is_trained(n)}
         if self.recipe.choice is not None:
-            index = self.recipe.choice.choose(self.view, index, lr)
+            with tf32(False):  # it compares losses of almost equal weights: TF32 would round their differences away
+                index = self.recipe.choice.choose(self.view, index, lr)
             for name, before in statistics.items():  # undo the changes of virtual steps
                 self.state[name].copy_(before)
         step, mix = self.view(index), None
