@@ -5,12 +5,15 @@ Model of a given label: p(given = j | x) = Σ_k T[k, j] · q_k(x).
 - q, the pooled opinion about the true class, is softmax(Σ_m w_m · s_m + A s + b): a log-linear pool of the members'
   standardised scores s_m with w ≥ 0. A, applied to their mean s, corrects confusions of classes that they share.
 - T, the noise matrix, holds the shares of each true class by given label. Its prior is a Dirichlet distribution around
-  equal noise of all classes, whose rate is estimated with it.
+  equal noise of all classes, whose rate is estimated with it. This T is then the mean of the prior of a sparse one, in
+  which only some pairs of classes have a rate of their own.
 
 All parameters are chosen by the likelihood of the given labels under out-of-sample scores; no true label is needed. It
 has several maxima, so the search begins with soft opinions and again with sharp ones, and the better result is taken.
 Overlap of classes and noise differ in form: overlap depends on x, whereas noise also hits samples far from other
-classes. So a clean, hard problem gets soft q and T near 1, and a noisy, easy one sharp q and T with a margin.
+classes. So a clean, hard problem gets soft q and T near 1, and a noisy, easy one sharp q and T with a margin. Few
+samples hardly tell the two apart: the likelihood of equal noise is almost flat from one to the other. Both searches
+therefore have a prior. Without one the search slides along the ridge, and rounding decides where it ends.
 
 Then p(clean | x, y) = T[y, y] · q_y(x) / Σ_k T[k, y] · q_k(x). The true class of a trusted sample is
 its label; if the label that it had before is known too, it tells about T.
@@ -28,6 +31,7 @@ from purereplay.purify.opinions.noise_matrix import equal_noise, sparse_noise
 
 MOST_CORRECTED = 40  # classes up to which A is fitted; it has as many entries as T
 _CONCENTRATION = 20.0  # pseudo-counts of a row of T
+_SPARSE_CONCENTRATION = 5.0  # the same for the sparse noise matrix; more would keep noise of clean classes that overlap
 _CORRECTION = 30.0  # strength of the ridge on A and b
 _FIRST_RATE = 0.15  # noise rate to start with
 _SOFT, _SHARP = 2.0, 6.0  # weight of all members to start with
@@ -128,12 +132,16 @@ def _fit_dense(problem: _Problem, weight: float) -> Real:
 
 
 def _fit_sparse(problem: _Problem, values: Real) -> Real:
-    """Go on with a noise matrix in which only some pairs have a rate of their own, and leave it in the problem."""
-    rate = problem.rate(values)
+    """Go on with a noise matrix in which only some pairs have a rate of their own, and leave it in the problem.
+
+    The noise matrix so far is the mean of its prior, unless it was not fitted, as with many classes.
+    """
+    assert problem.known is not None
+    rate, prior = problem.rate(values), _SPARSE_CONCENTRATION * problem.corrects * problem.known
     for _ in range(_SPARSE_ROUNDS):
         values = problem.improve(values, rate, _SPARSE_STEPS)
         for _ in range(_UPDATES):
-            problem.known = sparse_noise(problem.counts(values))
+            problem.known = sparse_noise(problem.counts(values) + prior)
         before, rate = rate, problem.rate(values)
         if abs(rate - before) < _CONVERGED:
             break
