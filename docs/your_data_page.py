@@ -229,6 +229,35 @@ def network() -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
+def few() -> list[str]:
+    """Return the results of benchmarks/few_images.py."""
+    heads = ["digits", "error of the estimate, points", "AUROC", "truth within the interval"]
+    heads = [heads[0], *(name for head in heads[1:] for name in (head, "before"))]
+    lines = [heads, ["---"] * len(heads)]
+    now, before = (
+        [json.loads(line) for line in (RESULTS.parent / "opinions" / name).read_text().splitlines()]
+        for name in ("few-images.jsonl", "few-images-before.jsonl")
+    )
+    for n in dict.fromkeys(row["n"] for row in now):
+        line = [f"{n} images"]
+        for of in (_error, _area, _inside):
+            line += [of([row for row in rows if row["n"] == n]) for rows in (now, before)]
+        lines.append(line)
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _error(rows: list[dict[str, Any]]) -> str:
+    return f"{100 * np.mean([abs(row['told'] - row['wrong']) for row in rows]):.1f}"
+
+
+def _area(rows: list[dict[str, Any]]) -> str:
+    return f"{np.mean([row['auroc'] for row in rows if row['auroc'] is not None]):.3f}"
+
+
+def _inside(rows: list[dict[str, Any]]) -> str:
+    return f"{np.mean([row['low'] <= row['wrong'] <= row['high'] for row in rows]):.0%}"
+
+
 def draw(results: Results) -> None:
     """Draw the reliability curve: share of right labels by clean probability, by kind of data."""
     plt.rcParams |= {"font.family": "DejaVu Sans", "svg.hashsalt": "reliability", "svg.fonttype": "path"}
@@ -265,6 +294,7 @@ def written(text: str, results: Results) -> str:
         "summary": summary(results),
         "demands": demands(results),
         "network": network(),
+        "few": few(),
     }
     for name, lines in parts.items():
         pattern = rf"(<!-- part: {name} -->\n).*?(<!-- end -->)"

@@ -33,6 +33,7 @@ MOST_CORRECTED = 40  # classes up to which A is fitted; it has as many entries a
 _CONCENTRATION = 20.0  # pseudo-counts of a row of T
 _SPARSE_CONCENTRATION = 5.0  # the same for the sparse noise matrix; more would keep noise of clean classes that overlap
 _CORRECTION = 30.0  # strength of the ridge on A and b
+_WEIGHTS = 0.1  # the same on w for a known T: if the members separate the labels, it would grow without limit
 _FIRST_RATE = 0.15  # noise rate to start with
 _SOFT, _SHARP = 2.0, 6.0  # weight of all members to start with
 _CLEARLY = 0.005  # by which the loss per sample after the sharp start must be lower to be preferred
@@ -173,7 +174,7 @@ class _Problem:
     def __init__(
         self, inputs: list[Real], labels: Whole, trusted: Mask, noise: Real | None, given: Whole | None
     ) -> None:
-        self.inputs, self.known = inputs, noise
+        self.inputs, self.known, self.ridge = inputs, noise, 0.0 if noise is None else _WEIGHTS  # ridge on w
         self.given = labels if given is None else given
         self.trusted, self.right = np.flatnonzero(trusted), labels[trusted]
         self.n, self.n_classes = inputs[0].shape
@@ -250,12 +251,14 @@ class _Problem:
         return joint, total
 
     def _loss(self, values: Real, rate: float) -> tuple[float, Real]:
-        _, correction, bias, _ = self.parts(values)
+        weights, correction, bias, _ = self.parts(values)
         pooled, noise = self._pooled(values)
         responsibility, total = self._responsibility(pooled, noise)
         objective = np.log(total).sum() - _CORRECTION / 2 * (np.square(correction).sum() + np.square(bias).sum())
+        objective -= self.ridge / 2 * np.square(weights).sum()
         slope = responsibility - pooled  # of the log-likelihood by the pooled logits
-        parts = [np.array([float((slope * own).sum()) for own in self.inputs]), slope.sum(0) - _CORRECTION * bias]
+        by_weight = np.array([float((slope * own).sum()) for own in self.inputs])
+        parts = [by_weight - self.ridge * weights, slope.sum(0) - _CORRECTION * bias]
         if self.corrects:
             parts.append((slope.T @ self.mean - _CORRECTION * correction).ravel())
         if self.known is None:
