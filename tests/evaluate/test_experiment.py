@@ -374,6 +374,8 @@ def test_every_noise_may_bring_its_own_rate(tmp_path):
     found = {path.name: (s.noise, s.noise_rate, s.seed) for path, s in runs.items()}
     assert found["noise-symmetric-0.6_seed-1"] == ("symmetric", 0.6, 1)
     assert found["noise-asymmetric-0.2_seed-2"] == ("asymmetric", 0.2, 2) and len(found) == 4
+    clean = sweep_runs(tmp_path / "clean", **(lists | {"noise": "symmetric:0.6,none"}))  # none needs no rate
+    assert {(s.noise, s.noise_rate) for s in clean.values()} == {("symmetric", 0.6), ("none", 0.0)}
     for odd in ({"noise": "symmetric:0.6,asymmetric"}, {"noise_rate": "0.2,0.4"}, {"noise": "symmetric:x"}):
         with pytest.raises(UserError, match="rate"):
             sweep_runs(tmp_path, **(lists | odd))

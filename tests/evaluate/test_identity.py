@@ -1,6 +1,7 @@
 """Identity of runs: settings of a result, keys, the store."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,30 @@ def test_own_features_are_in_the_key(tmp_path):
     own = tiny(features_file=str(tmp_path / "a.npz"))
     assert run_key(own, "one") != run_key(own, "two")
     assert run_key(own, "one") == run_key(tiny(features_file="elsewhere.npz"), "one")
+
+
+def test_an_option_that_came_later_has_the_value_of_earlier_runs(tmp_path):
+    """The preset demo has distillation=1 now; runs from before the setting had none."""
+    with_it = tiny("pure-replay", seed=1)
+    path = tmp_path / "run"
+    running.run(with_it, path)
+    result = RunDirectory(path).result()
+    assert settings_of(result) is not None and settings_of(result).options.distillation == 1
+    del result["options"]["distillation"]
+    earlier = settings_of(result)
+    assert earlier.options.distillation == 0 and result_key(result) != run_key(with_it)
+    file = tmp_path / "kept.jsonl"
+    result.pop("digest", None)
+    file.write_text(json.dumps(result) + "\n")
+    assert [name for name, _ in collect([file], "accuracy")] != [name for name, _ in collect([path], "accuracy")]
+
+
+def test_a_result_in_the_folder_of_another_run_is_refused(finished, tmp_path):
+    one, other = (path for path in finished if "crs" in path.name)
+    mixed = shutil.copytree(one, tmp_path / "mixed")
+    shutil.copy(other / "result.json", mixed)
+    with pytest.raises(UserError, match=r"settings\.json and result\.json in .*mixed belong to different runs\."):
+        collect([mixed], "accuracy")
 
 
 def test_every_kept_result_has_settings():

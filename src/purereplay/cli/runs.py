@@ -65,6 +65,9 @@ def resume(
 ) -> None:
     """Continue a run after a stop or a kill; its result is the same as without the interruption.
 
+    A run of a sweep is continued by the command of the sweep. Continued alone its numbers differ by rounding, which may
+    change the accuracy.
+
     Example:
 
         purereplay resume runs/a

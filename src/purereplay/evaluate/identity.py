@@ -18,7 +18,7 @@ from purereplay.errors import UserError
 from purereplay.evaluate.settings import RunSettings, decisive_settings, read_encoder, resolve
 from purereplay.learners import registry
 from purereplay.learners.renamed import former_defaults, upgrade_names, upgrade_preset
-from purereplay.learners.settings import Settings, validated
+from purereplay.learners.settings import Settings, completed, validated
 
 Result = dict[str, Any]
 _DEFAULTS: Result = {
@@ -83,7 +83,7 @@ def _options(result: Result, usual: Settings) -> Settings:
     """Return the options of a finished run; KeyError for one that this version does not have."""
     learner, known = result["learner"], {f.name for f in fields(usual)}
     if "options" in result:
-        own = result["options"]
+        own = completed(type(usual), result["options"])
     else:
         named = {name: result[name] for name in registry.entry(learner).named if name in result}
         named = {name: value for name, value in named.items() if name in known}
