@@ -54,6 +54,20 @@ def test_noise_does_not_split_a_group():
     assert len(plan_groups(two, 10)) == 1
 
 
+def test_runs_that_share_their_experts_are_in_one_group():
+    def scf(seed, graphs):
+        return tiny(seed, learner="self-centered-filter", overrides={"graphs": graphs})
+
+    many = {Path(f"{graphs}-{seed}"): scf(seed, graphs) for graphs in (5, 0, 20) for seed in (1, 2, 3, 4)}
+    groups = plan_groups(many, 6)
+    assert [list(map(str, g.runs)) for g in groups] == [
+        ["5-1", "0-1", "20-1", "5-2", "0-2", "20-2"],
+        ["5-3", "0-3", "20-3", "5-4", "0-4", "20-4"],
+    ]
+    others = {Path("temperature"): tiny(1, overrides={"temperature": 0.4}), Path("plain"): tiny(1)}
+    assert len(plan_groups(others, 6)) == 2  # other experts
+
+
 # ---------------------------------------------------------------- a cluster that loses things
 
 

@@ -152,6 +152,23 @@ def test_estimates_are_close_to_what_was_measured(kept):
     assert Rates([], gpu=True).seconds(run) is None
 
 
+def test_experts_that_runs_share_are_estimated_once(kept):
+    rates = Rates(kept.finished.values(), gpu=True)
+
+    def scf(graphs, seed=1):
+        learner = {"learner": "self-centered-filter", "overrides": {"graphs": graphs}}
+        return resolve(dataset="cifar10", seed=seed, device="cpu", **learner)
+
+    one, two = rates.seconds(scf("5")), rates.seconds_together([scf("5"), scf("0")])
+    assert one is not None and two is not None and one < two < 1.5 * one  # the experts take most of the time
+    assert rates.seconds_together([scf("5"), scf("5", seed=2)]) == pytest.approx(2 * one)
+    table = ask("filtering_e5", "filtering_e20", cells="cifar10", seeds=(1,))
+    [group] = [
+        p for p in ordered_plan(table, kept, rates) if "0" in {str(s.options.graphs) for s in p.group.runs.values()}
+    ]
+    assert {s.options.graphs for s in group.group.runs.values()} == {0, 5, 20}
+
+
 def test_figures_have_the_runs_that_the_paper_compares(kept):
     for figure in FIGURES.values():
         assert figure_runs(figure, Choice())

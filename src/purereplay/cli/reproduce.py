@@ -81,6 +81,7 @@ def reproduce(
         purereplay reproduce ensemble_size variance --show --out figures
     """
     from purereplay.evaluate.store import Store
+    from purereplay.nets.device import pick_device
     from purereplay.paper.cells import Choice
     from purereplay.paper.reproduce import wanted
     from purereplay.report.table_text import check_form
@@ -89,6 +90,7 @@ def reproduce(
     if not (budget > 0 and group_size > 0 and (minutes is None or minutes > 0)):
         raise UserError("--budget, --group-size and --minutes must be more than 0.")
     far = cluster is not None and device == "cuda"  # this machine may have no GPU
+    gpu = device == "cuda" or pick_device(device) == "cuda"
     if features_file is not None and encoder not in (None, "none"):
         raise UserError("--encoder and --features-file both give features: leave one of them out.")
     features = *_features(features_file), named_encoder(encoder)
@@ -103,13 +105,13 @@ def reproduce(
         raise UserError(f"--sources names {missing[0]}, which does not exist.")
     kept = Store(store, others)
     if dry_run:
-        _show_plan(ask, kept, group_size, gpu=device != "cpu")
+        _show_plan(ask, kept, group_size, gpu=gpu)
     elif list_ or not names:
         _show_coverage(ask, kept)
     else:
         if not show:
             ask = _with_features(ask, kept)
-            _compute(ask, kept, group_size, minutes, cluster, far=far)
+            _compute(ask, kept, group_size, minutes, cluster, gpu=gpu, far=far)
             _compute_densities(ask, kept)
         _show_results(ask, kept, form, out or store)
 
@@ -200,6 +202,7 @@ def _show_plan(ask: Wanted, store: Store, group_size: int, *, gpu: bool) -> None
     lines, total, fills = [head], 0.0, 0.0
     for planned in plan:
         first = next(iter(planned.group.runs.values()))
+        kinds = list(dict.fromkeys(describe_learner(settings) for settings in planned.group.runs.values()))
         fills += planned.fills
         each = "unknown" if planned.seconds is None else duration(planned.seconds / len(planned.group.runs))
         total += planned.seconds or 0.0
@@ -207,7 +210,7 @@ def _show_plan(ask: Wanted, store: Store, group_size: int, *, gpu: bool) -> None
         lines.append(
             [
                 first.dataset,
-                describe_learner(first),
+                kinds[0] + (f" and {len(kinds) - 1} other settings" if len(kinds) > 1 else ""),
                 str(len(planned.group.runs)),
                 f"{planned.fills:.1f}",
                 each,
@@ -221,15 +224,24 @@ def _show_plan(ask: Wanted, store: Store, group_size: int, *, gpu: bool) -> None
         return
     _print_table(lines)
     n_runs = sum(len(p.group.runs) for p in plan)
-    out.print(f"{n_runs} runs in {len(plan)} groups fill {fills:.0f} cells and curves in about {duration(total)}")
+    unknown = sum(planned.seconds is None for planned in plan)
+    takes = f"in about {duration(total)}" + (f" and {unknown} groups of unknown time" if unknown else "")
+    out.print(f"{n_runs} runs in {len(plan)} groups fill {fills:.0f} cells and curves {takes}")
     kind = "NVIDIA H200" if gpu else "CPU with two cores"
     out.print(f"times: from the kept results of one {kind}; a run's share of a group in lockstep")
 
 
 def _compute(
-    ask: Wanted, store: Store, group_size: int, minutes: float | None, cluster: str | None, *, far: bool
+    ask: Wanted,
+    store: Store,
+    group_size: int,
+    minutes: float | None,
+    cluster: str | None,
+    *,
+    gpu: bool,
+    far: bool,
 ) -> None:
-    """Compute the missing runs, group by group, into the store; `far`: on GPUs of the cluster."""
+    """Compute the missing runs, group by group, into the store; `gpu`: on a GPU; `far`: on those of the cluster."""
     from purereplay.evaluate.executors import Executor, Local
     from purereplay.evaluate.plan import plan_json
     from purereplay.evaluate.rates import Rates
@@ -242,7 +254,7 @@ def _compute(
     with store.locked():
         store.load()
         store.take_finished()
-        plan = ordered_plan(ask, store, Rates(store.finished.values(), gpu=True), group_size)
+        plan = ordered_plan(ask, store, Rates(store.finished.values(), gpu=gpu), group_size)
         groups = [_for_gpus(planned.group) if far else planned.group for planned in plan]
         n_runs = sum(len(group.runs) for group in groups)
         out.print(f"{n_runs} missing runs in {len(groups)} groups")

@@ -14,6 +14,7 @@ from purereplay.data.catalogue import info_for
 from purereplay.data.episodes import tasks_for
 from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.identity import settings_of
+from purereplay.evaluate.plan import same_experts
 from purereplay.evaluate.records import Result
 from purereplay.evaluate.settings import RunSettings
 
@@ -61,12 +62,21 @@ class Rates:
 
     def seconds(self, settings: RunSettings) -> float | None:
         """Return the approximate seconds of a run; None if nothing similar was measured."""
-        total = next((self._others[kind] for kind in _other_keys(settings) if kind in self._others), 0.0)
-        for phase, steps in _steps(settings).items():
-            rate = self._rate(settings, phase)
-            if rate is None:
-                return None
-            total += rate * steps * _images(settings, phase)
+        return self.seconds_together([settings])
+
+    def seconds_together(self, runs: Iterable[RunSettings]) -> float | None:
+        """Return the approximate seconds of runs in lockstep; experts that several runs share are trained once."""
+        total, experts = 0.0, set()
+        for settings in runs:
+            total += next((self._others[kind] for kind in _other_keys(settings) if kind in self._others), 0.0)
+            trained_before = same_experts(settings) in experts
+            experts.add(same_experts(settings))
+            for phase, steps in _steps(settings).items():
+                rate = self._rate(settings, phase)
+                if rate is None:
+                    return None
+                if not (phase == "expert" and trained_before):
+                    total += rate * steps * _images(settings, phase)
         return total
 
     def _rate(self, settings: RunSettings, phase: str) -> float | None:

@@ -195,7 +195,6 @@ def ordered_plan(ask: Wanted, store: Store, rates: Rates, group_size: int = GROU
     fills = {store.path_for(m.settings, digest_for(m.settings, ask.choice)): m for m in missing.values()}
     planned = []
     for group in plan_groups({path: m.settings for path, m in fills.items()}, group_size):
-        each = [rates.seconds(settings) for settings in group.runs.values()]
-        seconds = None if any(s is None for s in each) else sum(s for s in each if s is not None)
+        seconds = rates.seconds_together(group.runs.values())
         planned.append(Planned(group, seconds, sum(fills[path].fills for path in group.runs)))
     return sorted(planned, key=lambda p: (p.seconds is None, (p.seconds or 0.0) / max(p.fills, 1e-9)))

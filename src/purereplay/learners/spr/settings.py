@@ -66,6 +66,16 @@ class SprSettings(NetworkSettings):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     added: ClassVar[Mapping[str, Any]] = {"reservoir": "plain"}
+    # neither the training of the experts nor the shape of another network depends on these
+    of_the_scores: ClassVar[tuple[str, ...]] = (
+        "graphs",
+        "scaling",
+        "posterior",
+        "small_class",
+        "mixture_steps",
+        "admission",
+        "eviction",
+    )
 
     delayed_size: int = setting(
         "capacity of the delayed buffer D",
