@@ -1,7 +1,7 @@
 """The plan of many runs: groups that train in lockstep. A pure function of the runs, made before anything starts.
 
 Runs of a group share data, learner and settings; they differ by noise, episode and seed, and by how the filter scores.
-So their networks have equal shapes and train side by side, and runs that differ by their scores only share their experts.
+So their networks have equal shapes and train side by side. Runs that differ only by the scores share their experts.
 """
 
 from __future__ import annotations
