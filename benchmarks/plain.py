@@ -67,21 +67,36 @@ def views(images: Tensor) -> Tensor:
 
 
 class PlainTraining:
-    """Contrastive training of one network, one step at a time."""
+    """Contrastive training of one network, one step at a time; with labels as in Pure Replay's base.
 
-    def __init__(self, network: nn.Module, images: Tensor) -> None:
-        self.network, self.images = network.to(images.device), images
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
+    The first half of the images is then D and the second half P.
+    """
+
+    def __init__(self, network: nn.Module, images: Tensor, labels: Tensor | None = None) -> None:
+        self.network, self.images, self.labels = network.to(images.device), images, labels
+        self.backbone, self.head = network[:-3], network[-3:]  # type: ignore[index]
+        self.classes = nn.Linear(self.head[0].in_features, 10, device=images.device)
+        weights = [*network.parameters(), *(self.classes.parameters() if labels is not None else [])]
+        self.average = [w.detach().clone() for w in weights] if labels is not None else []
+        self.optimizer = torch.optim.Adam(weights, lr=3e-4)
 
     def step(self) -> None:
         x = self.images.float() / 255
-        z = F.normalize(self.network(torch.cat([views(x), views(x)])), dim=1)
+        features = self.backbone(torch.cat([views(x), views(x)]))
+        z = F.normalize(self.head(features), dim=1)
         n = len(z)
         similarity = (z @ z.T / 0.5).masked_fill(torch.eye(n, dtype=torch.bool, device=z.device), -torch.inf)
-        positive = torch.arange(n, device=z.device).roll(n // 2)
+        loss = F.cross_entropy(similarity, torch.arange(n, device=z.device).roll(n // 2))
+        if self.labels is not None:
+            logits = self.classes(features).view(2, 2, n // 4, 10)  # views, D and P, images, classes
+            for part, labels in enumerate(self.labels.view(2, -1)):
+                loss = loss + F.cross_entropy(logits[:, part].reshape(-1, 10), labels.repeat(2))
         self.optimizer.zero_grad()
-        F.cross_entropy(similarity, positive).backward()
+        loss.backward()
         self.optimizer.step()
+        weights = self.optimizer.param_groups[0]["params"]
+        for average, weight in zip(self.average, weights, strict=bool(self.average)):
+            average.lerp_(weight.detach(), 0.01)
 
 
 def plain_clean_probability(

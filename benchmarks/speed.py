@@ -8,6 +8,7 @@ training  a contrastive step of K networks side by side (views, forward, loss, b
           network-steps per second, the speed-up over a plain eager loop over the networks, and on the CPU the
           share of the measured rate of matrix products. A case that would take minutes is skipped and
           marked; --limit 3600 measures it too.
+joint     the same for a step of Pure Replay's base: NT-Xent, two cross-entropies and the moving average.
 baselines a step of K ResNet-18s on 20 images of CIFAR-10 size, as in crs, mir and crs with l2r or jocor: milliseconds
           per network; for crs also the speed-up over a plain eager loop over the networks.
 filter    one call of the Self-Centered filter on a buffer, two labels, 5 graphs, 128-d features; plain: numpy, scipy.
@@ -21,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from purereplay.learners.robust.l2r import LearningToReweight
 from purereplay.learners.spr.settings import PRESETS
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Contrastive, ContrastiveJob, Listed, ListedJob
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Joint, JointJob, Listed, ListedJob
 from purereplay.nets.networks import MLP, Head, Network
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.views import Views
@@ -68,30 +69,43 @@ class Case:
         plain: Callable,
         *,
         with_replay: bool = False,  # a base's step: half of D, half of P
+        batch: int | None = None,  # images of a step; None: all
     ) -> None:
         self.name, self.network, self.n, self.plain, self.with_replay = name, network, n, plain, with_replay
+        self.batch = batch or n
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
         self.views = JITTER if shape[0] == 3 else Views()
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether the network also learns labels."""
+        return self.network.n_classes > 0
+
     def jobs(self, k: int, epochs: int, device: torch.device) -> list[ContrastiveJob]:
-        recipe = Contrastive(epochs=epochs, batch_size=self.n, views=self.views)
+        recipe = Contrastive(epochs=epochs, batch_size=self.batch, views=self.views)
         if self.with_replay:
-            recipe = replace(recipe, batch_size=self.n // 2, replay_size=self.n // 2)
+            recipe = replace(recipe, batch_size=self.batch // 2, replay_size=self.batch // 2)
         images = self.images.to(device)
         replay = images if self.with_replay else None
         states = [self.network.fresh(i, device) for i in range(k)]
         own = {"phase": "bench", "network": self.network, "recipe": recipe, "images": images, "replay": replay}
-        return [ContrastiveJob(state=state, seed=i, **own) for i, state in enumerate(states)]
+        if not self.is_joint:
+            return [ContrastiveJob(state=state, seed=i, **own) for i, state in enumerate(states)]
+        own["recipe"] = Joint(**{f.name: getattr(recipe, f.name) for f in fields(recipe)})
+        labels = (torch.arange(2 * self.n) % 10).to(device)
+        own |= {"labels": labels, "weights": torch.ones(2 * self.n, device=device), "held": self.n}
+        own["allowed"] = torch.ones(2, 10, dtype=torch.bool, device=device)
+        return [JointJob(state=state, average=state, seed=i, **own) for i, state in enumerate(states)]
 
     def multiplications(self) -> float | None:
         """Floating-point operations of the perceptron's products in one step; None for a ResNet."""
         backbone = self.network.backbone
         if not isinstance(backbone, MLP):
             return None
-        width, n_views = backbone.hidden[-1], 2 * self.n
+        width, n_views = backbone.hidden[-1], 2 * self.batch
         first = backbone.n_inputs * backbone.hidden[0]
-        weights = first + width * width * 2 + width * 256
+        weights = first + width * width * 2 + width * (256 + self.network.n_classes)
         # forward, gradients of the weights, gradients of all inputs but the first layer's; the same for similarities
         return 2 * n_views * (3 * weights - first) + 2 * 3 * n_views**2 * 256
 
@@ -129,6 +143,15 @@ CASES = [
         lambda: resnet18("small"),
     ),
 ]
+JOINT_CASES = [
+    Case(name, replace(network, n_classes=10), shape, n, plain, with_replay=True, batch=batch)
+    for name, network, shape, n, plain, batch in (
+        ("joint, digits", CASES[0].network, (1, 8, 8), 100, CASES[0].plain, 100),
+        ("joint, mnist", CASES[2].network, (1, 28, 28), 300, CASES[2].plain, 300),
+        ("joint, resnet18 3x3, batch 128", CASES[5].network, (3, 32, 32), 500, CASES[5].plain, 128),
+        ("joint, resnet18 3x3, batch 500", CASES[5].network, (3, 32, 32), 500, CASES[5].plain, 500),
+    )
+]
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -145,9 +168,11 @@ def matrix_rate() -> float:
     return 2 * 2048**3 / min(seconds(lambda: a @ a, torch.device("cpu")) for _ in range(3))
 
 
-def training(device: torch.device, precision: str, limit: float) -> Iterator[Row]:
-    for case in CASES:
-        plain = PlainTraining(case.plain(), case.images.to(device))
+def training(cases: list[Case], device: torch.device, precision: str, limit: float) -> Iterator[Row]:
+    for case in cases:
+        images = case.images[: case.batch].to(device)
+        labels = (torch.arange(len(images)) % 10).to(device) if case.is_joint else None
+        plain = PlainTraining(case.plain(), images, labels)
         seconds(plain.step, device)
         plain_step = each = seconds(plain.step, device)
         for k in N_NETWORKS:
@@ -329,7 +354,7 @@ def key(row: Row) -> tuple[object, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speed, as ratios against plain code in the same call.")
     parser.add_argument(
-        "--only", default="training,baselines,filter,demo", help="parts to measure, separated by commas"
+        "--only", default="training,joint,baselines,filter,demo", help="parts to measure, separated by commas"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--precision", default="auto", help="float32, tf32, bf16 or auto")
@@ -337,7 +362,7 @@ def main() -> None:
         "--limit",
         type=float,
         default=LIMIT_SECONDS,
-        help="training: skip cases whose four steps take longer, in seconds",
+        help="training and joint: skip cases whose four steps take longer, in seconds",
     )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="compare two such files and exit")
@@ -350,7 +375,8 @@ def main() -> None:
     machine = f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(machine, flush=True)
     parts: dict[str, Callable[[], Iterator[Row]]] = {
-        "training": lambda: training(device, options.precision, options.limit),
+        "training": lambda: training(CASES, device, options.precision, options.limit),
+        "joint": lambda: training(JOINT_CASES, device, options.precision, options.limit),
         "baselines": lambda: baselines(device, options.precision),
         "filter": lambda: filtering(device),
         "demo": lambda: demo(device, options.precision),
@@ -360,11 +386,13 @@ def main() -> None:
         parser.error(f"--only {unknown[0]} is unknown: choose from {', '.join(parts)}")
     rows: list[Row] = []
     for part in wanted:
-        for row in shown(parts[part](), max(len(case.name) for case in CASES)):
+        for row in shown(
+            parts[part](), max(len(case.name) for case in [*CASES, *(JOINT_CASES if part == "joint" else [])])
+        ):
             rows.append(row)
             if options.json:  # after every row, so that an interruption loses nothing
                 options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-        if part == "training" and any(row.get("ms_a_step", 0) is None for row in rows):
+        if part in ("training", "joint") and any(row.get("ms_a_step", 0) is None for row in rows):
             print(f"-: skipped, since four steps would take longer than {options.limit:g} s; raise --limit")
 
 

@@ -109,3 +109,13 @@ def test_the_calibration_error_is_that_of_its_definition(your_data):
     p = np.array([0.05, 0.05, 0.95, 0.95, 1.0])
     right = np.array([False, True, True, True, False])
     assert your_data.calibration_error(p, right) == pytest.approx(0.4 * 0.45 + 0.6 * abs(2.9 / 3 - 2 / 3))
+
+
+def test_a_joint_step_is_compared_with_plain_code(speed, monkeypatch):
+    monkeypatch.setattr(speed, "TURN_SECONDS", 0.02)
+    monkeypatch.setattr(speed, "N_NETWORKS", (1, 2))
+    [case, *_] = speed.JOINT_CASES
+    job = case.jobs(1, 1, CPU)[0]
+    assert isinstance(job, speed.JointJob) and job.n_steps == 2 and job.recipe.replay_size == 50
+    rows = list(speed.training([case], CPU, "auto", limit=20))
+    assert [row["networks"] for row in rows] == [1, 2] and all(row["ratio"] > 0 for row in rows)
