@@ -124,6 +124,7 @@ def idea(name: str) -> Iterator[None]:
             stack.enter_context(patch.object(pure_replay, "PureReplay", learners[name]))
         if name == "distil":
             stack.enter_context(patch("purereplay.nets.engine.PlainLoop", DistillingLoop))
+            stack.enter_context(patch("purereplay.nets.engine.can_train", lambda job: False))  # by no other loop
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from purereplay.nets.engine import Engine
-from purereplay.nets.jobs import Contrastive, ContrastiveJob
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, Joint, JointJob
 from purereplay.nets.loops import cpu_mlp, cpu_mlp_step
 from purereplay.nets.loops.cpu_mlp import CpuMlpLoop, can_train
 from purereplay.nets.loops.plain import PlainLoop
@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 ALL = Contrastive(epochs=6, batch_size=12, lr=1e-3, warm_epochs=1)
 HALVES = Contrastive(epochs=3, batch_size=6, replay_size=6, lr=1e-3)
 VECTORS = replace(ALL, views=FeatureViews(7, dropout=0.2, noise=0.3))
+LABELS = Joint(epochs=3, batch_size=6, replay_size=6, lr=1e-3, distillation=0.5)
 COLOUR = replace(ALL, views=Views(jitter=(0.5, 0.5, 0.5, 0.2)))
 
 
@@ -44,8 +45,18 @@ def make_jobs(k, recipe=ALL, head=None, shape=(1, 6, 7), normalised=False, hidde
         if isinstance(recipe.views, FeatureViews):
             images, replay = (torch.randn(n, *shape, generator=generator) for n in (12, 9))
         more = {"replay": replay} if recipe.replay_size else {}
-        own = {"network": network, "state": network.init(i), "recipe": recipe, "images": images}
-        jobs.append(ContrastiveJob(phase="test", seed=50 + i, **own, **more))
+        own = {"network": network, "state": network.init(i), "recipe": recipe, "images": images, "seed": 50 + i}
+        if not isinstance(recipe, Joint):
+            jobs.append(ContrastiveJob(phase="test", **own, **more))
+            continue
+        labelled = replace(network, n_classes=4)
+        own |= {"network": labelled, "state": labelled.init(i), "average": labelled.init(i)}
+        labels = torch.arange(12 + 9 * bool(more)) % 3
+        own |= {"labels": labels, "weights": torch.rand(len(labels), generator=generator), "held": 7 * bool(more)}
+        own["allowed"] = torch.tensor([[True, True, True, False]] * 2)
+        own["remembered"] = torch.randn(len(labels), 4, generator=generator)
+        own["known"] = torch.tensor([True, False, True, False])
+        jobs.append(JointJob(phase="test", **own, **more))
     return jobs
 
 
@@ -61,8 +72,8 @@ def train(loop, jobs):
 def same_bits(some, others):
     for a, b in zip(some, others, strict=True):
         assert a.loss == b.loss
-        for ours, theirs in ((a.state, b.state), (a.optimizer, b.optimizer)):
-            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        for ours, theirs in ((a.state, b.state), (a.optimizer, b.optimizer), (a.extra, b.extra)):
+            assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def close(some, others, jobs):
@@ -76,6 +87,8 @@ def close(some, others, jobs):
             for moment in (f"mean.{name}", f"square.{name}"):
                 expected = b.optimizer[moment]
                 assert (a.optimizer[moment] - expected).norm() <= 2e-3 * expected.norm(), moment
+        for name, t in b.extra.items():  # the moving average
+            torch.testing.assert_close(a.extra[name], t, rtol=1e-4, atol=1e-5)
 
 
 CASES = {
@@ -90,6 +103,11 @@ CASES = {
     "normalised": {"normalised": True},
     "feature vectors": {"recipe": VECTORS, "shape": (7, 1, 1)},
     "one feature": {"recipe": replace(VECTORS, views=FeatureViews(1)), "shape": (1, 1, 1)},
+    "labels": {"recipe": LABELS},
+    "labels of D alone": {"recipe": replace(LABELS, replay_size=0)},
+    "labels without NT-Xent": {"recipe": replace(LABELS, contrastive=0.0, distillation=0.0)},
+    "labels of colours": {"recipe": replace(LABELS, views=COLOUR.views), "shape": (3, 6, 6), "normalised": True},
+    "labels of vectors": {"recipe": replace(LABELS, views=VECTORS.views), "shape": (7, 1, 1), "hidden": (16,)},
     "another temperature": {"recipe": replace(ALL, temperature=0.1)},
 }
 
@@ -124,7 +142,12 @@ def test_the_gradient_of_one_step_is_autograds(case):
 def test_compiled_steps_have_the_same_bits(case, monkeypatch):
     jobs = make_jobs(2, **CASES[case])
     compiled = CpuMlpLoop(jobs)
-    assert all(isinstance(f, torch.jit.ScriptFunction) for f in (compiled.steps, compiled.step))
+    functions = [
+        compiled.steps,
+        compiled.step,
+        *([compiled.joint_steps, compiled.joint_step] if compiled.taught else []),
+    ]
+    assert all(isinstance(f, torch.jit.ScriptFunction) for f in functions)
     monkeypatch.setattr(cpu_mlp, "compiled", lambda function: function)
     same_bits(train(compiled, jobs), train(CpuMlpLoop(jobs), jobs))
 
@@ -244,8 +267,9 @@ def test_a_call_returns_after_about_half_a_second():
     assert loop.step_seconds < 1  # measured anew
 
 
-def test_the_loop_is_chosen_for_perceptrons_without_labels_in_full_precision():
-    [job] = make_jobs(1)
+@pytest.mark.parametrize("recipe", [ALL, LABELS])
+def test_the_loop_is_chosen_for_perceptrons_in_full_precision(recipe):
+    [job] = make_jobs(1, recipe)
     resnet = Network(ResNet18(channels=1, size=6, stem="small", width=4), Head(8))
     assert can_train(job) and not can_train(replace(job, network=resnet, state=resnet.init(0)))
     engines = {precision: Engine(CPU, precision=precision) for precision in ("float32", "tf32")}

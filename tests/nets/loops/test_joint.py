@@ -1,4 +1,4 @@
-"""The joint loss in the plain loop against one sample after another, and the moving average."""
+"""The joint loss in the plain loop and the CPU's against one sample after another, and the moving average."""
 
 import time
 from dataclasses import replace
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Joint, JointJob
+from purereplay.nets.loops.cpu_mlp import CpuMlpLoop
 from purereplay.nets.loops.plain import PlainLoop
 from purereplay.nets.networks import MLP, Head, Network, is_trained
 from purereplay.nets.resnet import ResNet18
@@ -58,8 +59,18 @@ def make_job(k: int = 0, recipe: Joint = RECIPE, *, backbone=None, shape=(1, 5, 
     )
 
 
+@pytest.fixture(params=["plain", "cpu_mlp"], autouse=True)
+def loop(request, monkeypatch):
+    """Trains every test's jobs by one of the two loops."""
+    monkeypatch.setitem(globals(), "new_loop", LOOPS[request.param])
+
+
+LOOPS = {"plain": lambda jobs: PlainLoop(jobs, CPU, "float32"), "cpu_mlp": CpuMlpLoop}
+new_loop = LOOPS["plain"]
+
+
 def train(jobs: list[JointJob]):
-    loop = PlainLoop(jobs, CPU, "float32")
+    loop = new_loop(jobs)
     loop.load(jobs)
     for _ in range(jobs[0].n_steps):
         loop.advance(1)

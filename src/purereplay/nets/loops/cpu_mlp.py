@@ -16,7 +16,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Job, JointJob
+from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Job, Joint
+from purereplay.nets.loops.cpu_mlp_joint import Shares, Taught, cropped_joint_steps, joint_step
 from purereplay.nets.loops.cpu_mlp_step import (
     Crops,
     Weights,
@@ -28,7 +29,8 @@ from purereplay.nets.loops.cpu_mlp_step import (
     step,
 )
 from purereplay.nets.loops.plain import PlainLoop
-from purereplay.nets.networks import BACKBONE, HEAD, MLP, Network, State
+from purereplay.nets.losses import NEVER
+from purereplay.nets.networks import BACKBONE, CLASSES, HEAD, MLP, Network, State
 from purereplay.nets.views import Views, boxes, make_views
 
 _SECONDS_AT_ONCE = 0.5  # of training between two points at which the threads wait for each other
@@ -37,8 +39,7 @@ _STEPS_PER_TURN = 10  # steps before a thread takes the next network; the weight
 
 def can_train(job: Job) -> TypeGuard[ContrastiveJob]:
     """Whether this loop can train the job."""
-    contrastive = isinstance(job, ContrastiveJob) and not isinstance(job, JointJob)
-    return isinstance(job.network.backbone, MLP) and contrastive
+    return isinstance(job, ContrastiveJob) and isinstance(job.network.backbone, MLP)
 
 
 class CpuMlpLoop(PlainLoop):
@@ -58,6 +59,13 @@ class CpuMlpLoop(PlainLoop):
         self.before = 0  # Adam's step count at the start of the job
         self.step_seconds = 0.1  # duration of the last step of all networks; initially a guess
         self.steps, self.step = compiled(cropped_steps), compiled(step)
+        self.shares: Shares | None = None
+        self.taught: list[Taught] = []  # one per network that learns labels
+        if isinstance(self.recipe, Joint):
+            self.joint_steps, self.joint_step = compiled(cropped_joint_steps), compiled(joint_step)
+            n_backbone = sum(name.startswith(BACKBONE) for name in names)
+            self.shares = _shares(self.recipe, n_backbone, self.drawn[1].shape[-1])
+            self.taught = [self._taught(k) for k in range(len(jobs))]
 
     def _weights(self, own: list[list[Tensor]], k: int) -> Weights:
         moments = [[self.optimizer.state[p] for p in layer] for layer in own]
@@ -66,6 +74,26 @@ class CpuMlpLoop(PlainLoop):
             means=[[m["exp_avg"][k] for m in layer] for layer in moments],
             squares=[[m["exp_avg_sq"][k] for m in layer] for layer in moments],
             pool=self.pool[k],
+        )
+
+    def _taught(self, k: int) -> Taught:
+        layer = [self.parameters[f"{CLASSES}{part}"] for part in ("weight", "bias")]
+        moments = [self.optimizer.state[p] for p in layer]
+        n_classes = layer[1].shape[-1]
+        targets = {name: t[k] for name, t in self.targets.items()}
+        return Taught(
+            parameters=[p[k].detach() for p in layer],
+            gradients=[torch.empty_like(p[k]) for p in layer],
+            means=[m["exp_avg"][k] for m in moments],
+            squares=[m["exp_avg_sq"][k] for m in moments],
+            present=[self.state[name][k].detach() for name in self.average],
+            average=[t[k] for t in self.average.values()],
+            labels=targets["labels"],
+            weights=targets["weights"],
+            allowed=targets["allowed"],
+            remembered=targets.get("remembered", torch.empty(0, n_classes)),
+            known=targets.get("known", torch.zeros(n_classes, dtype=torch.bool)),
+            loss=torch.zeros(()),
         )
 
     def load(self, jobs: Sequence[DrawnJob]) -> None:
@@ -128,14 +156,41 @@ class CpuMlpLoop(PlainLoop):
         mean, std = list(self.network.mean or ()), list(self.network.std or ())
         at = self.done % self.n_drawn + first  # row of `drawn`
         count = self.before + self.done + first + 1  # Adam's step count
-        if self.crops:
+        taught = self.taught[k] if self.taught else None
+        if self.crops and taught is not None and self.shares is not None:
+            self.joint_steps(
+                network,
+                taught,
+                workspace,
+                self.crops[k],
+                self.shares,
+                mean,
+                std,
+                self.lrs,
+                temperature,
+                at,
+                count,
+                n_steps,
+            )
+        elif self.crops:
             self.steps(network, workspace, self.crops[k], mean, std, self.lrs, temperature, at, count, n_steps)
         else:
             for i in range(n_steps):
-                torch.index_select(network.pool, 0, self.rows[at + i, k], out=workspace.images)
+                rows = self.rows[at + i, k]
+                torch.index_select(network.pool, 0, rows, out=workspace.images)
                 workspace.views.copy_(make_views(workspace.images, self.drawn[2][at + i, k], self.recipe.views))
-                self.step(network, workspace, mean, std, self.lrs[at + i], temperature, count + i)
-        self.loss[k] = last_loss(workspace)
+                rest = (mean, std, self.lrs[at + i], temperature, count + i)
+                if taught is not None and self.shares is not None:
+                    self.joint_step(network, taught, workspace, rows, self.shares, *rest)
+                else:
+                    self.step(network, workspace, *rest)
+        self.loss[k] = last_loss(workspace) if taught is None else self._joint_loss(workspace, taught)
+
+    def _joint_loss(self, workspace: Workspace, taught: Taught) -> Tensor:
+        """Loss of the last step of a network that learns labels."""
+        assert self.shares is not None
+        contrastive = self.shares.contrastive
+        return taught.loss + contrastive * last_loss(workspace) if contrastive else taught.loss
 
 
 class _WorkQueue:
@@ -167,6 +222,20 @@ class _WorkQueue:
         except BaseException as error:
             self.errors.append(error)
             self.stopped = True
+
+
+def _shares(recipe: Joint, n_backbone: int, n_rows: int) -> Shares:
+    """Return the numbers of a recipe whose steps have so many images."""
+    return Shares(
+        n_backbone=n_backbone,
+        n_delayed=n_rows - recipe.replay_size,
+        contrastive=recipe.contrastive,
+        delayed=recipe.delayed,
+        purified=recipe.purified,
+        distillation=recipe.distillation,
+        decay=recipe.average,
+        never=NEVER,
+    )
 
 
 def _positions(start: Tensor, extent: Tensor, size: int) -> Tensor:

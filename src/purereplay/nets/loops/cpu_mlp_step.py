@@ -105,7 +105,7 @@ def cropped_steps(
 ) -> None:
     """Take steps on crops of grey images: draws from row `first`, Adam's step count from `count`."""
     for i in range(n_steps):
-        _make_crops(network.pool, crops, workspace, first + i)
+        make_crops(network.pool, crops, workspace, first + i)
         step(network, workspace, mean, std, lrs[first + i], temperature, count + i)
 
 
@@ -119,45 +119,78 @@ def step(
     count: int,
 ) -> None:
     """Take one step on `workspace.views` with Adam's step count `count`; `mean` and `std` normalise channels."""
+    n_layers = len(network.parameters)
+    normalise(workspace, mean, std)
+    forward(network, workspace, n_layers)
+    nt_xent_gradient(workspace, temperature)
+    workspace.adam_step[0].fill_(count)  # one tensor for both
+    for j in range(n_layers):
+        i = n_layers - 1 - j
+        backward_layer(network, workspace, i, lr)
+        if i > 0:
+            backward_relu(workspace, i)
+
+
+def normalise(workspace: Workspace, mean: list[float], std: list[float]) -> None:
+    """Normalise the channels of the views."""
     for channel in range(len(mean)):
         workspace.views.select(1, channel).sub_(mean[channel]).div_(std[channel])
-    n_layers = len(network.parameters)
-    for i in range(n_layers):
+
+
+def forward(network: Weights, workspace: Workspace, n: int) -> None:
+    """Compute the outputs of the first n layers, with ReLU after each but the network's last one."""
+    for i in range(n):
         weight, bias = network.parameters[i]
         y = workspace.x[i + 1]
         torch.mm(workspace.x[i], weight, out=y)
         y.add_(bias)
-        if i + 1 < n_layers:
+        if i + 1 < len(network.parameters):
             y.relu_()
-    _nt_xent_gradient(workspace, temperature)
-    workspace.adam_step[0].fill_(count)  # one tensor for both
-    for j in range(n_layers):
-        i = n_layers - 1 - j
-        x, d_y, gradients = workspace.x[i], workspace.d_y[i], workspace.gradients[i]
-        torch.mm(x.t(), d_y, out=gradients[0])
-        torch.sum(d_y, [0], out=gradients[1])
-        if i > 0:
-            d_x = workspace.d_y[i - 1]
-            torch.mm(d_y, network.parameters[i][0].t(), out=d_x)
-            torch.ops.aten.threshold_backward(d_x, x, 0, grad_input=d_x)
-        torch._fused_adam_(
-            network.parameters[i],
-            gradients,
-            network.means[i],
-            network.squares[i],
-            [],
-            workspace.adam_step,
-            lr=lr,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
 
 
-def _make_crops(pool: Tensor, crops: Crops, workspace: Workspace, i: int) -> None:
+def backward_layer(network: Weights, workspace: Workspace, i: int, lr: float) -> None:
+    """Compute the gradient of layer i's input from that of its output, and train the layer."""
+    x, d_y, gradients = workspace.x[i], workspace.d_y[i], workspace.gradients[i]
+    torch.mm(x.t(), d_y, out=gradients[0])
+    torch.sum(d_y, [0], out=gradients[1])
+    if i > 0:
+        torch.mm(d_y, network.parameters[i][0].t(), out=workspace.d_y[i - 1])
+    adam(network.parameters[i], gradients, network.means[i], network.squares[i], workspace.adam_step, lr)
+
+
+def backward_relu(workspace: Workspace, i: int) -> None:
+    """Turn the gradient of layer i's input into that of the output of the layer before, without its ReLU."""
+    d_x = workspace.d_y[i - 1]
+    torch.ops.aten.threshold_backward(d_x, workspace.x[i], 0, grad_input=d_x)
+
+
+def adam(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    lr: float,
+) -> None:
+    """Take a step of Adam; `steps` holds the step count for each parameter."""
+    torch._fused_adam_(
+        parameters,
+        gradients,
+        means,
+        squares,
+        [],
+        steps,
+        lr=lr,
+        beta1=0.9,
+        beta2=0.999,
+        weight_decay=0.0,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def make_crops(pool: Tensor, crops: Crops, workspace: Workspace, i: int) -> None:
     """Make the views of step i; see `views`."""
     torch.index_select(pool, 0, crops.rows[i], out=workspace.images)
     _interpolate(crops.heights[i], workspace.pixels[0], workspace.one, workspace.to_rows)
@@ -173,7 +206,7 @@ def _interpolate(position: Tensor, pixel: Tensor, one: Tensor, out: Tensor) -> N
     out.relu_()
 
 
-def _nt_xent_gradient(workspace: Workspace, temperature: float) -> None:
+def nt_xent_gradient(workspace: Workspace, temperature: float) -> None:
     """Gradient of NT-Xent with respect to the projections; see `losses`."""
     z, d, length = workspace.x[-1], workspace.d_y[-1], workspace.length
     powers, weights, sums, share = workspace.powers, workspace.weights, workspace.sums, workspace.share
