@@ -7,6 +7,7 @@ examples.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
@@ -369,11 +370,17 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             raise InputError(f"X holds {len(predicted)} samples, but y {len(labels)} labels.")
         if not labels:
             raise InputError("X holds 0 samples, but at least one is required.")
+        learned = self._labels.labels
+        if {isinstance(b, str) for b in labels}.isdisjoint(isinstance(a, str) for a in learned):
+            raise InputError(f"y holds labels such as {labels[0]!r}, but fit got labels such as {learned[0]!r}.")
         right = [a == b for a, b in zip(predicted, labels, strict=True)]
         try:
-            return float(np.average(right, weights=sample_weight))
+            accuracy = float(np.average(right, weights=sample_weight))
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise InputError(f"sample_weight must be {len(right)} numbers with a sum other than 0: {error}.") from error
+        if not math.isfinite(accuracy):
+            raise InputError("sample_weight must be finite numbers.")
+        return accuracy
 
     # ---------------------------------------------------------------- decisions of the filter
 
