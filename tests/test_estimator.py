@@ -385,7 +385,7 @@ def test_suspects_are_the_mislabelled(learner):
     assert one.score(X, y, sample_weight=np.ones(300)) == one.score(X, y) > 0.9
     with pytest.raises(InputError, match="sample_weight must be finite"):
         one.score(X, y, sample_weight=np.full(300, np.nan))
-    with pytest.raises(InputError, match="y holds labels such as 0, but fit got labels such as '[abc]'"):
+    with pytest.raises(InputError, match=r"y holds labels such as 0, but fit got labels such as '[abc]'"):
         one.score(X, np.zeros(300, dtype=int))
 
 
