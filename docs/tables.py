@@ -316,6 +316,14 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
         },
         columns={"accuracy, %": mean("accuracy"), "purity of the memory, %": mean("purity"), "runs": n_runs},
     ),
+    "pure-distillation": Table(
+        head="digits, preset demo, validation data, seeds 11 to 26, %",
+        rows={
+            name: Runs(files="pure-replay/distillation-16-seeds.jsonl", where={"changed": changed})
+            for name, changed in (("with distillation", {}), ("without distillation", {"distillation": 0.0}))
+        },
+        columns=PURE_COLUMNS,
+    ),
     "pure-steps": Table(
         head="digits, validation data, seeds 11 to 16, %",
         rows={
