@@ -307,5 +307,5 @@ def test_the_page_about_your_data_shows_the_kept_results():
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     text = page.PAGE.read_text()
-    assert text.count("<!-- part: ") == 6 and "| digits | symmetric 30 % | " in text
+    assert text.count("<!-- part: ") == 7 and "| digits | symmetric 30 % | " in text
     assert page.written(text, page.read()) == text, "run docs/your_data_page.py"
