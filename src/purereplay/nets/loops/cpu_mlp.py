@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from purereplay.nets.jobs import Contrastive, ContrastiveJob, DrawnJob, Job, Joint
-from purereplay.nets.loops.cpu_mlp_joint import Shares, Taught, cropped_joint_steps, joint_step
+from purereplay.nets.loops.cpu_mlp_joint import Shares, Taught, cropped_joint_steps, joint_step, last_joint_loss
 from purereplay.nets.loops.cpu_mlp_step import (
     Crops,
     Weights,
@@ -59,13 +59,12 @@ class CpuMlpLoop(PlainLoop):
         self.before = 0  # Adam's step count at the start of the job
         self.step_seconds = 0.1  # duration of the last step of all networks; initially a guess
         self.steps, self.step = compiled(cropped_steps), compiled(step)
-        self.shares: Shares | None = None
         self.taught: list[Taught] = []  # one per network that learns labels
         if isinstance(self.recipe, Joint):
             self.joint_steps, self.joint_step = compiled(cropped_joint_steps), compiled(joint_step)
             n_backbone = sum(name.startswith(BACKBONE) for name in names)
-            self.shares = _shares(self.recipe, n_backbone, self.drawn[1].shape[-1])
-            self.taught = [self._taught(k) for k in range(len(jobs))]
+            shares = _shares(self.recipe, n_backbone, self.drawn[1].shape[-1])
+            self.taught = [self._taught(k, shares) for k in range(len(jobs))]
 
     def _weights(self, own: list[list[Tensor]], k: int) -> Weights:
         moments = [[self.optimizer.state[p] for p in layer] for layer in own]
@@ -76,12 +75,13 @@ class CpuMlpLoop(PlainLoop):
             pool=self.pool[k],
         )
 
-    def _taught(self, k: int) -> Taught:
+    def _taught(self, k: int, shares: Shares) -> Taught:
         layer = [self.parameters[f"{CLASSES}{part}"] for part in ("weight", "bias")]
         moments = [self.optimizer.state[p] for p in layer]
         n_classes = layer[1].shape[-1]
         targets = {name: t[k] for name, t in self.targets.items()}
         return Taught(
+            shares=shares,
             parameters=[p[k].detach() for p in layer],
             gradients=[torch.empty_like(p[k]) for p in layer],
             means=[m["exp_avg"][k] for m in moments],
@@ -157,40 +157,23 @@ class CpuMlpLoop(PlainLoop):
         at = self.done % self.n_drawn + first  # row of `drawn`
         count = self.before + self.done + first + 1  # Adam's step count
         taught = self.taught[k] if self.taught else None
-        if self.crops and taught is not None and self.shares is not None:
-            self.joint_steps(
-                network,
-                taught,
-                workspace,
-                self.crops[k],
-                self.shares,
-                mean,
-                std,
-                self.lrs,
-                temperature,
-                at,
-                count,
-                n_steps,
-            )
-        elif self.crops:
-            self.steps(network, workspace, self.crops[k], mean, std, self.lrs, temperature, at, count, n_steps)
+        if self.crops:
+            rest = (self.crops[k], mean, std, self.lrs, temperature, at, count, n_steps)
+            if taught is None:
+                self.steps(network, workspace, *rest)
+            else:
+                self.joint_steps(network, taught, workspace, *rest)
         else:
             for i in range(n_steps):
                 rows = self.rows[at + i, k]
                 torch.index_select(network.pool, 0, rows, out=workspace.images)
                 workspace.views.copy_(make_views(workspace.images, self.drawn[2][at + i, k], self.recipe.views))
-                rest = (mean, std, self.lrs[at + i], temperature, count + i)
-                if taught is not None and self.shares is not None:
-                    self.joint_step(network, taught, workspace, rows, self.shares, *rest)
+                own = (mean, std, self.lrs[at + i], temperature, count + i)
+                if taught is None:
+                    self.step(network, workspace, *own)
                 else:
-                    self.step(network, workspace, *rest)
-        self.loss[k] = last_loss(workspace) if taught is None else self._joint_loss(workspace, taught)
-
-    def _joint_loss(self, workspace: Workspace, taught: Taught) -> Tensor:
-        """Loss of the last step of a network that learns labels."""
-        assert self.shares is not None
-        contrastive = self.shares.contrastive
-        return taught.loss + contrastive * last_loss(workspace) if contrastive else taught.loss
+                    self.joint_step(network, taught, workspace, rows, *own)
+        self.loss[k] = last_loss(workspace) if taught is None else last_joint_loss(workspace, taught)
 
 
 class _WorkQueue:

@@ -17,6 +17,7 @@ from purereplay.nets.loops.cpu_mlp_step import (
     backward_layer,
     backward_relu,
     forward,
+    last_loss,
     make_crops,
     normalise,
     nt_xent_gradient,
@@ -39,6 +40,7 @@ class Shares(NamedTuple):
 class Taught(NamedTuple):
     """The layer for classes of one network, its labels, and its moving average."""
 
+    shares: Shares
     parameters: list[Tensor]  # weight (in, classes) and bias (classes,)
     gradients: list[Tensor]
     means: list[Tensor]  # Adam's moments
@@ -58,7 +60,6 @@ def cropped_joint_steps(
     taught: Taught,
     workspace: Workspace,
     crops: Crops,
-    shares: Shares,
     mean: list[float],
     std: list[float],
     lrs: list[float],
@@ -71,7 +72,7 @@ def cropped_joint_steps(
     for i in range(n_steps):
         at = first + i
         make_crops(network.pool, crops, workspace, at)
-        joint_step(network, taught, workspace, crops.rows[at], shares, mean, std, lrs[at], temperature, count + i)
+        joint_step(network, taught, workspace, crops.rows[at], mean, std, lrs[at], temperature, count + i)
 
 
 def joint_step(
@@ -79,7 +80,6 @@ def joint_step(
     taught: Taught,
     workspace: Workspace,
     rows: Tensor,
-    shares: Shares,
     mean: list[float],
     std: list[float],
     lr: float,
@@ -87,13 +87,13 @@ def joint_step(
     count: int,
 ) -> None:
     """Take one step on `workspace.views`, which are those of `rows` (n,) of the pool; see `cpu_mlp_step.step`."""
-    n_layers = len(network.parameters)
+    n_layers, shares = len(network.parameters), taught.shares
     normalise(workspace, mean, std)
     forward(network, workspace, n_layers if shares.contrastive > 0 else shares.n_backbone)
     features, d_features = workspace.x[shares.n_backbone], workspace.d_y[shares.n_backbone - 1]
     weight, bias = taught.parameters
     logits = torch.mm(features, weight).add_(bias)  # not addmm, which TorchScript splits, with another rounding
-    d_logits = _label_gradient(logits, taught, rows, shares)
+    d_logits = _label_gradient(logits, taught, rows)
     workspace.adam_step[0].fill_(count)
     if shares.contrastive > 0:
         nt_xent_gradient(workspace, temperature)
@@ -117,10 +117,10 @@ def joint_step(
         average.lerp_(present, 1 - shares.decay)
 
 
-def _label_gradient(logits: Tensor, taught: Taught, rows: Tensor, shares: Shares) -> Tensor:
+def _label_gradient(logits: Tensor, taught: Taught, rows: Tensor) -> Tensor:
     """Gradient of the losses on labels with respect to the logits (n, classes), and the losses themselves."""
     n, n_classes = logits.shape
-    batch = n // 2
+    batch, shares = n // 2, taught.shares
     n_purified = batch - shares.n_delayed
     labels, weights = taught.labels.index_select(0, rows), taught.weights.index_select(0, rows).view(2, batch)
     factors = torch.empty(2, batch)
@@ -147,3 +147,9 @@ def _label_gradient(logits: Tensor, taught: Taught, rows: Tensor, shares: Shares
         added = (2 * errors * scale).view(2, n_purified, n_classes)
         gradient.view(2, batch, n_classes).narrow(1, shares.n_delayed, n_purified).add_(added)
     return gradient
+
+
+def last_joint_loss(workspace: Workspace, taught: Taught) -> Tensor:
+    """Loss of the last step."""
+    contrastive = taught.shares.contrastive
+    return taught.loss + contrastive * last_loss(workspace) if contrastive else taught.loss
