@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from purereplay.cli.options import sweep_settings
+from purereplay.cli.options import run_settings, sweep_settings
 from purereplay.data.datasets import load, validation
 from purereplay.errors import UserError
 from purereplay.evaluate import experiment as experiments
@@ -334,7 +334,15 @@ def test_a_sweep_gives_what_single_runs_give(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "sentence"), [("seed", "1,x", "seed"), ("noise_rate", "a", "noise-rate"), ("seed", "1,1", "twice")]
+    ("name", "text", "sentence"),
+    [
+        ("seed", "1,x", "seed"),
+        ("noise_rate", "a", "noise-rate"),
+        ("seed", "1,1", r"contain seed-1 twice\."),
+        ("seed", "1,01", r"contain seed-1 twice, also as seed-01\."),
+        ("noise_rate", "0.4,.40", r"contain noise_rate-0\.4 twice, also as noise_rate-\.40\."),
+        ("noise", "none:0.2,symmetric:0.2", r"none has no rate: write none instead of none:0\.2\."),
+    ],
 )
 def test_wrong_lists_are_one_sentence(tmp_path, name, text, sentence):
     with pytest.raises(UserError, match=sentence):
@@ -354,6 +362,40 @@ def test_a_setting_may_concern_one_learner_of_a_sweep(tmp_path):
         sweep_runs(tmp_path, {"gdumb.epochs": "3"}, learner="spr,crs")
     with pytest.raises(UserError, match="list of learner has an empty item"):
         sweep_runs(tmp_path, learner="crs,,gdumb")
+
+
+@pytest.mark.parametrize(
+    ("learners", "texts", "options", "sentence"),
+    [
+        ("crs,prs", ["lr=0.3,0.4", "crs.lr=0.1"], {}, "leave one of them out, or write prs.lr for prs."),
+        ("crs,prs", ["crs.lr=0.1,0.2", "lr=0.3"], {}, "Both lr and crs.lr are given for crs"),
+        ("crs", ["crs.batch-size=5,6", "batch_size=7"], {}, "Both batch_size and crs.batch_size are given for crs"),
+        ("crs", ["crs.batch-size=5,6", "crs.batch_size=7"], {}, "--set crs.batch-size and --set crs.batch_size set"),
+        ("crs", ["crs.robust=sl"], {"robust": "none"}, "Both robust and crs.robust are given for crs"),
+    ],
+)
+def test_a_setting_is_given_under_one_name(tmp_path, learners, texts, options, sentence):
+    """Otherwise a folder of a sweep could be named after a value that its run does not have."""
+    with pytest.raises(UserError, match=sentence):
+        sweep_runs(tmp_path, learner=learners, set_=texts, **options)
+    if "," not in learners:
+        with pytest.raises(UserError, match=sentence):
+            run_settings(learner=learners, set_=texts, **options)
+
+
+def test_hyphens_and_none_graphs_are_read_behind_the_name_of_a_learner(tmp_path):
+    [run] = sweep_runs(tmp_path, {"crs.batch-size": "5"}, learner="crs").values()
+    assert run.options.batch_size == 5
+    assert [run.options.graphs for run in sweep_runs(tmp_path, {"spr.graphs": "none,5"}).values()] == [0, 5]
+
+
+def test_without_noise_there_is_one_run_whatever_the_rates(tmp_path):
+    runs = sweep_runs(tmp_path, noise="none,symmetric", noise_rate="0.2,0.4")
+    assert {path.name: run.noise_rate for path, run in runs.items()} == {
+        "noise-none": 0.0,
+        "noise-symmetric_noise_rate-0.2": 0.2,
+        "noise-symmetric_noise_rate-0.4": 0.4,
+    }
 
 
 @pytest.mark.gpu

@@ -1,9 +1,11 @@
 import json
+from dataclasses import asdict
 
 import pytest
 
 from purereplay.errors import UserError
 from purereplay.evaluate.records import read_results
+from purereplay.evaluate.settings import resolve
 from purereplay.paper.beside import beside, cells_of
 from purereplay.paper.numbers import Column, paper_table
 
@@ -23,6 +25,12 @@ def test_every_table_of_the_paper_is_there():
         paper_table("nonsense", "mnist")
 
 
+def run_with_pencil(learner: str, **own) -> dict:
+    """A result of this version, whose single pass over the stream does not end PENCIL's first stage."""
+    options = asdict(resolve(dataset="mnist", learner=learner, overrides={"robust": "pencil"} | own).options)
+    return result(learner, options=options)
+
+
 def rows(run: dict, table: str, dataset: str = "mnist") -> list[str]:
     """Names of the rows that a run fills."""
     return [method for method, _ in cells_of(paper_table(table, dataset), [run])]
@@ -34,6 +42,8 @@ def rows(run: dict, table: str, dataset: str = "mnist") -> list[str]:
         # in a single pass PENCIL's first stage does not end, so plain replay is its number too
         (result("crs", robust="none"), ["CRS", "CRS + Pencil"]),
         (result("crs", robust="pencil"), []),  # of version 0.1.0, whose labels moved
+        *((run_with_pencil(name), [name.upper(), f"{name.upper()} + Pencil"]) for name in ("crs", "prs", "mir")),
+        (run_with_pencil("prs", pencil_epoch="memory"), []),
         (result("crs", robust="jocor"), ["CRS + JoCoR"]),
         (result("gdumb", robust="pencil"), ["GDumb + Pencil"]),
         (

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
+from purereplay import __version__
 from purereplay.cli.app import app
 from purereplay.data.encoders import EncoderFacts
 from purereplay.data.features import read_encoder_name, read_rows, write_rows
@@ -26,6 +27,7 @@ from purereplay.paper.beside import beside
 from purereplay.paper.cells import Choice, encoder_name, our_cells, our_results, table_cells
 from purereplay.paper.figures import FIGURES, figure_runs, top_three
 from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
+from purereplay.paper.output import note
 from purereplay.paper.reproduce import coverage, missing_runs, ordered_plan, wanted
 from purereplay.report.table_text import table_text
 from small_onnx import write_onnx
@@ -114,8 +116,8 @@ def test_the_list_counts_every_cell_once(kept):
     assert sum(counts[0] for counts in rows.values()) == 782
     assert rows["overall_accuracy", "mnist"][:2] == (131, 131)
     assert rows["episode_b", "mnist"][1] >= 6  # Multitask, which does not depend on the order of tasks
-    for n, measured, other, missing, impossible in rows.values():
-        assert n == measured + missing + impossible and other <= missing + impossible
+    for n, *states in rows.values():
+        assert n == sum(states)
 
 
 def test_nothing_that_is_finished_is_planned(kept):
@@ -198,11 +200,40 @@ def test_unknown_names_are_refused():
 
 def test_patterns_and_sources_that_name_nothing_are_refused(tmp_path):
     for options, error in (
-        (["--cells", "nosuch/*"], "matches no cell"),
+        (["--cells", "nosuch/*"], "'nosuch/*' matches no cell"),
+        (["--cells", "mnist/Finetune/symm*20,mnist/SPRR/*"], "'mnist/SPRR/*' matches no cell"),
+        (["forgetting", "--cells", "mnist/SPRR/*"], "'mnist/SPRR/*' matches no cell"),
         (["--sources", str(tmp_path / "typo")], "typo, which does not exist"),
     ):
         done = CliRunner().invoke(app, ["reproduce", "table1", "--dry-run", "--store", str(tmp_path / "s"), *options])
         assert isinstance(done.exception, UserError) and error in str(done.exception)
+
+
+def test_the_list_has_the_figures_that_are_asked_for_and_that_the_plan_has(tmp_path):
+    few = ["--store", str(tmp_path / "s"), "--sources", ""]
+    assert call("forgetting", "--list", *few).splitlines()[1].split()[:4] == ["forgetting", "8", "0", "0"]
+    listed = call("forgetting", "table1", "--list", *few, "--cells", "mnist/SPR*")
+    assert "forgetting  4 " in listed and "cifar10" not in listed
+    others = ["galleries", "densities", *few, "--cells", "mnist/*"]
+    assert "galleries: 0 of 1 dataset measured\ndensities: 0 of 1 dataset measured" in call(*others, "--list")
+    assert "mnist" in call(*others, "--dry-run")
+
+
+def test_the_plan_says_episode_number_and_what_is_unknown(tmp_path):
+    few = ["--dry-run", "--store", str(tmp_path / "s"), "--sources", "", "--seeds", "1"]
+    planned = call("table1", "episode_b", "episode_c", *few, "--cells", "mnist/SPR/symmetric 20")
+    assert "mnist    spr, episodes A, B, C  3 " in planned
+    assert "3 runs in 1 group fill 3 cells and curves in an unknown time" in planned and "0.0 s" not in planned
+    planned = call("episode_b", *few, "--cells", "mnist/SPR/symmetric 20")
+    assert "spr, episode B " in planned and "1 run in 1 group fills 1 cell or curve in an unknown time" in planned
+
+
+def test_a_note_names_one_version_where_there_is_one():
+    own = {"seed": 1, "versions": {"purereplay": __version__}}
+    assert note([own], Choice(), "more") == f"more; seed 1; the paper's epochs; purereplay {__version__}."
+    older = own | {"seed": 2, "versions": {"purereplay": "0.0.1"}}
+    said = f"runs of purereplay 0.0.1, {__version__}, put together by purereplay {__version__}."
+    assert note([own, older], Choice(), "more").endswith(f"seeds 1 to 2; the paper's epochs; {said}")
 
 
 # ---------------------------------------------------------------- tables as text

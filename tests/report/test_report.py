@@ -1,5 +1,6 @@
 """Reports: one self-contained file, with the numbers of the runs or of the state."""
 
+import io
 import json
 import re
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 sys.path.append(str(Path(__file__).parents[1] / "live"))
 from tiny_state import items, tiny
 
 from purereplay.cli import main
+from purereplay.evaluate.running import SweepOutcome
 from purereplay.paper.beside import paper_accuracy
+from purereplay.report import runs as terminal_runs
 from purereplay.report.histograms import histogram
 from purereplay.report.page import Tile, gallery, histograms, page, paragraph, table
 from purereplay.report.sinks import Sinks
@@ -214,3 +218,20 @@ def test_a_learner_that_trains_once_at_the_end_shows_the_remaining_time(monkeypa
         "training scratch: step 20 of 200",
         "training scratch: step 60 of 200, 2 min 20 s left",
     ]
+
+
+def test_the_table_of_a_sweep_shows_whole_names(monkeypatch):
+    names = [
+        f"noise-symmetric-0.4_learner-self-centered-filter_filter-{f}_seed-{s}" for f in ("aum", "incv") for s in "12"
+    ]
+    result = {"accuracy": 0.5, "accuracy_after_task": [0.5], "forgetting": 0.1, "stream_noise": 0.4, "n_passed": 3}
+    result |= {"passed_noise": 0.1, "purity": 0.9, "filtered_noise": 0.3, "seconds": {"total": 12.0}, "budget": 1}
+    monkeypatch.setattr(terminal_runs, "_draw", lambda path: None)
+    for is_terminal in (False, True):
+        text = io.StringIO()
+        monkeypatch.setattr(
+            terminal_runs, "out", Console(file=text, width=80, force_terminal=is_terminal, color_system=None)
+        )
+        terminal_runs.show_sweep(SweepOutcome(dict.fromkeys(map(Path, names), result), None))
+        shown = [line.split(" ")[0] for line in text.getvalue().splitlines()[1:]]
+        assert (shown == names) == (not is_terminal) and "".join(shown) == "".join(names)

@@ -43,19 +43,25 @@ def root(
 
 def overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
     """Return the settings given by --set NAME=VALUE and by options of their own."""
-    found = {}
+    found: dict[str, str] = {}
+    spelled: dict[str, str] = {}  # as the user wrote it, by name
     for text in texts or []:
-        name, equals, value = text.partition("=")
+        given, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise UserError(f"--set takes NAME=VALUE, not {text!r}.")
-        found[name.strip().replace("-", "_") if "." not in name else name.strip()] = value.strip()  # the last one wins
+        learner, dot, own = given.rpartition(".")
+        name = learner + dot + own.replace("-", "_")
+        if spelled.setdefault(name, given) != given:
+            raise UserError(f"--set {spelled[name]} and --set {given} set the same value: leave one of them out.")
+        found[name] = value  # the last one wins
     for name, option in named.items():
         if option is None:
             continue
         if name in found:
             raise UserError(f"--{name} and --set {name} set the same value: leave one of them out.")
         found[name] = option
-    if "graphs" in found:
-        counts = found["graphs"].split(",")
-        found["graphs"] = ",".join("0" if n.strip().lower() == "none" else n for n in counts)
+    for name in found:
+        if name.rpartition(".")[2] == "graphs":
+            counts = found[name].split(",")
+            found[name] = ",".join("0" if n.strip().lower() == "none" else n for n in counts)
     return found

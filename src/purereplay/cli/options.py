@@ -116,8 +116,7 @@ def run_settings(
 ) -> Any:
     """Return the settings of the run that the options describe."""
     chosen = overrides(set_, robust=robust, filter=filter_, graphs=graphs)
-    for name in chosen:
-        _check_prefix(name, [learner])
+    _check_names(chosen, [learner])
     return _resolve(
         chosen,
         dataset=dataset,
@@ -160,13 +159,17 @@ def named_encoder(text: str | None) -> EncoderFacts | None:
     return name_encoder(str(text))
 
 
-def _check_prefix(name: str, learners: list[str]) -> None:
-    """Raise UserError if the setting of one learner, as in `gdumb.epochs`, concerns none of the learners."""
-    prefix, dot, _ = name.rpartition(".")
-    if dot and prefix not in names():
-        raise UserError(f"--set {name} names an unknown learner {prefix!r}: choose one of {', '.join(names())}.")
-    if dot and prefix not in learners:
-        raise UserError(f"--set {name} has no effect: {prefix} is not the learner of any run.")
+def _check_names(chosen: dict[str, str], learners: list[str]) -> None:
+    """Raise UserError if the setting of one learner, as in `gdumb.epochs`, concerns no run or is given twice."""
+    for name in chosen:
+        prefix, dot, setting = name.rpartition(".")
+        if dot and prefix not in names():
+            raise UserError(f"--set {name} names an unknown learner {prefix!r}: choose one of {', '.join(names())}.")
+        if dot and prefix not in learners:
+            raise UserError(f"--set {name} has no effect: {prefix} is not the learner of any run.")
+        if dot and setting in chosen:
+            other = next((f", or write {own}.{setting} for {own}" for own in learners if own != prefix), "")
+            raise UserError(f"Both {setting} and {name} are given for {prefix}: leave one of them out{other}.")
 
 
 def _settings_of(learner: str, chosen: dict[str, str]) -> dict[str, str]:
@@ -175,7 +178,7 @@ def _settings_of(learner: str, chosen: dict[str, str]) -> dict[str, str]:
     for name, value in chosen.items():
         prefix, dot, rest = name.rpartition(".")
         if not dot or prefix == learner:
-            own[rest.replace("-", "_")] = value
+            own[rest] = value
     return own
 
 
@@ -190,8 +193,7 @@ def sweep_settings(out: Path, values: dict[str, Any]) -> dict[Path, RunSettings]
     settings = overrides(values["set_"], robust=values["robust"], filter=values["filter_"], graphs=values["graphs"])
     own = ("robust", "filter_", "graphs", *_SINGLE)
     lists = {name: values[name] or "" for name in parameters if name not in own}
-    for name in settings:
-        _check_prefix(name, [learner.strip() for learner in lists["learner"].split(",")])
+    _check_names(settings, [learner.strip() for learner in lists["learner"].split(",")])
 
     def one(chosen: dict[str, str]) -> RunSettings:
         options = {name: _typed(name, chosen[name], kinds[name]) for name in lists}

@@ -83,7 +83,7 @@ def reproduce(
     from purereplay.evaluate.store import Store
     from purereplay.nets.device import pick_device
     from purereplay.paper.cells import Choice
-    from purereplay.paper.reproduce import wanted
+    from purereplay.paper.reproduce import unmatched, wanted
     from purereplay.report.table_text import check_form
 
     check_form(form)
@@ -98,8 +98,8 @@ def reproduce(
     choice = Choice(budget, "cpu" if far or planned else device, "auto" if planned else precision, *features, evaluate)
     patterns = [] if cells is None else [p.strip() for p in cells.split(",")]
     ask = wanted(names or [], patterns, _seeds(seeds), choice)
-    if patterns and not any(ask.cells(table) for table in ask.tables) and not ask.figures:
-        raise UserError(f"--cells {cells!r} matches no cell: patterns look like 'mnist/SPR' or 'cifar10/*'.")
+    if (pattern := unmatched(ask)) is not None:
+        raise UserError(f"--cells {pattern!r} matches no cell: patterns look like 'mnist/SPR' or 'cifar10/*'.")
     others = [Path(s.strip()) for s in sources.split(",") if s.strip()]
     if missing := [path for path in others if sources != _SOURCES and not path.exists()]:
         raise UserError(f"--sources names {missing[0]}, which does not exist.")
@@ -156,18 +156,28 @@ def _with_features(ask: Wanted, store: Store) -> Wanted:
 
 
 def _show_coverage(ask: Wanted, store: Store) -> None:
-    from purereplay.paper.reproduce import coverage
+    from purereplay.paper.densities import kept_fits
+    from purereplay.paper.galleries import held_at_end
+    from purereplay.paper.reproduce import GALLERIES, coverage, density_runs, gallery_runs
+    from purereplay.report.terminal import counted
 
     rows = coverage(ask, store)
-    head = ["table", "dataset", "cells", "measured", "with another budget only", "missing", "not possible"]
-    lines = [[r.table, r.dataset, *map(str, r.counts)] for r in rows]
-    total = [str(sum(column)) for column in zip(*(r.counts for r in rows), strict=True)]
-    _print_table([head, *lines, ["all", "", *total]])
+    if rows:
+        head = ["table", "dataset", "cells", "measured", "with another budget only", "missing", "not possible"]
+        lines = [[r.table, r.dataset, *map(str, r.counts)] for r in rows]
+        total = [str(sum(column)) for column in zip(*(r.counts for r in rows), strict=True)]
+        _print_table([head, *lines, ["all", "", *total]])
     for why in dict.fromkeys(r.why for r in rows if r.why):
-        typer.echo(f"not possible here: {why} ({sum(r.counts[-1] for r in rows if r.why == why)} cells)")
-    if ask.figures:
-        typer.echo("")
-        _print_table(_figure_lines(ask, store))
+        n = sum(r.counts[-1] for r in rows if r.why == why)
+        typer.echo(f"not possible here: {why} ({counted(n, 'cell')})")
+    head, *curves = _figure_lines(ask, store)
+    if curves:
+        typer.echo("\n" if rows else "", nl=False)
+        _print_table([head, *curves])
+    for name in ask.others:
+        runs, kept = (gallery_runs(ask), held_at_end) if name == GALLERIES else (density_runs(ask), kept_fits)
+        n = sum(kept(store, run) is not None for run in runs)
+        typer.echo(f"{name}: {n} of {counted(len(runs), 'dataset')} measured")
 
 
 def _print_table(lines: list[list[str]]) -> None:
@@ -179,10 +189,14 @@ def _print_table(lines: list[list[str]]) -> None:
 
 def _figure_lines(ask: Wanted, store: Store) -> list[list[str]]:
     from purereplay.paper.figures import FIGURES
+    from purereplay.paper.reproduce import fits_dataset
 
     lines = [["figure", "curves", "measured", "partly", "title"]]
     for name in ask.figures:
         curves = [s for panel in FIGURES[name].panels(ask.choice) for s in panel.series]
+        curves = [s for s in curves if fits_dataset(s.runs[0].dataset, ask.patterns)]
+        if not curves:
+            continue
         found = [len(s.points(store.richest)) for s in curves]
         whole = [n >= (len(set(s.xs)) or 5) for n, s in zip(found, curves, strict=True)]
         partly = sum(bool(n) and not w for n, w in zip(found, whole, strict=True))
@@ -195,7 +209,7 @@ def _show_plan(ask: Wanted, store: Store, group_size: int, *, gpu: bool) -> None
     from purereplay.evaluate.estimate import memory_of
     from purereplay.evaluate.rates import Rates
     from purereplay.paper.reproduce import ordered_plan
-    from purereplay.report.terminal import duration, out
+    from purereplay.report.terminal import counted, duration, out
 
     plan = ordered_plan(ask, store, Rates(store.finished.values(), gpu=gpu), group_size)
     head = ["dataset", "runs of", "n", "fills", "a run", "group", "so far", "memory of a run"]
@@ -203,19 +217,22 @@ def _show_plan(ask: Wanted, store: Store, group_size: int, *, gpu: bool) -> None
     for planned in plan:
         first = next(iter(planned.group.runs.values()))
         kinds = list(dict.fromkeys(describe_learner(settings) for settings in planned.group.runs.values()))
+        episodes = sorted({settings.episode for settings in planned.group.runs.values()})
+        more = f" and {counted(len(kinds) - 1, 'other setting')}" if len(kinds) > 1 else ""
+        more += "" if episodes == ["A"] else f", episode{'s' * (len(episodes) > 1)} {', '.join(episodes)}"
         fills += planned.fills
-        each = "unknown" if planned.seconds is None else duration(planned.seconds / len(planned.group.runs))
         total += planned.seconds or 0.0
+        times = ["unknown"] * 3
+        if planned.seconds is not None:
+            times = [duration(t) for t in (planned.seconds / len(planned.group.runs), planned.seconds, total)]
         memory = memory_of(first)
         lines.append(
             [
                 first.dataset,
-                kinds[0] + (f" and {len(kinds) - 1} other settings" if len(kinds) > 1 else ""),
+                kinds[0] + more,
                 str(len(planned.group.runs)),
                 f"{planned.fills:.1f}",
-                each,
-                "unknown" if planned.seconds is None else duration(planned.seconds),
-                duration(total),
+                *times,
                 f"{memory / 2**20:,.0f} MiB",
             ]
         )
@@ -225,8 +242,12 @@ def _show_plan(ask: Wanted, store: Store, group_size: int, *, gpu: bool) -> None
     _print_table(lines)
     n_runs = sum(len(p.group.runs) for p in plan)
     unknown = sum(planned.seconds is None for planned in plan)
-    takes = f"in about {duration(total)}" + (f" and {unknown} groups of unknown time" if unknown else "")
-    out.print(f"{n_runs} runs in {len(plan)} groups fill {fills:.0f} cells and curves {takes}")
+    takes = f"in about {duration(total)}" + (f" and {counted(unknown, 'group')} of unknown time" if unknown else "")
+    filled = "1 cell or curve" if round(fills, 1) == 1 else f"{round(fills, 1):g} cells and curves"
+    out.print(
+        f"{counted(n_runs, 'run')} in {counted(len(plan), 'group')} fill{'s' * (n_runs == 1)} {filled} "
+        + ("in an unknown time" if unknown == len(plan) else takes)
+    )
     kind = "NVIDIA H200" if gpu else "CPU with two cores"
     out.print(f"times: from the kept results of one {kind}; a run's share of a group in lockstep")
 
@@ -249,7 +270,7 @@ def _compute(
     from purereplay.paper.reproduce import ordered_plan
     from purereplay.report import runs as report
     from purereplay.report.progress import run_bars
-    from purereplay.report.terminal import out
+    from purereplay.report.terminal import counted, out
 
     with store.locked():
         store.load()
@@ -257,7 +278,7 @@ def _compute(
         plan = ordered_plan(ask, store, Rates(store.finished.values(), gpu=gpu), group_size)
         groups = [_for_gpus(planned.group) if far else planned.group for planned in plan]
         n_runs = sum(len(group.runs) for group in groups)
-        out.print(f"{n_runs} missing runs in {len(groups)} groups")
+        out.print(f"{counted(n_runs, 'missing run')} in {counted(len(groups), 'group')}")
         if not groups:
             return
         store.write("plan.json", plan_json(groups, store.folder))

@@ -28,6 +28,7 @@ from purereplay.paper.numbers import WEBVISION_COLUMNS, Column, PaperTable
 
 _EPISODES = {"episode_b": "B", "episode_c": "C"}
 _FILTER_LEARNERS = ("self-centered-filter", "spr")  # the samples that pass a filter do not depend on the base
+_REPLAY = ("crs", "prs", "mir")  # with PENCIL they have the numbers, bit for bit on the CPU, that they have without
 PRETRAINED = "ImageNet pretrained"  # the row of the user's own features
 _ROWS: dict[str, dict[str, str]] = {  # rows of some tables: settings of spr or of the Self-Centered filter
     "AUM": {"filter": "aum"},
@@ -187,8 +188,9 @@ def _runs(table: PaperTable, method: str, column: Column, choice: Choice) -> tup
     own |= _sizes(table, learner) | _CHOSEN.get((learner, table.dataset), {})
     episodes = ("A", episode) if learner == "multitask" else (episode,)  # it does not depend on the order of tasks
     runs = [_resolved(table, column, e, learner, own, choice, None) for e in dict.fromkeys(episodes)]
-    if own.get("robust") == "pencil" and learner != "gdumb":  # its first stage does not end: it is plain replay
-        runs.append(_resolved(table, column, episode, learner, own | {"robust": "none"}, choice, None))
+    if learner in _REPLAY and robust in ("", ROBUST_TITLES["pencil"]):  # its first stage does not end: plain replay
+        same = own | {"robust": "none" if robust else "pencil"}
+        runs.append(_resolved(table, column, episode, learner, same, choice, None))
     return tuple(runs)
 
 

@@ -81,7 +81,7 @@ def draw_densities(runs: list[RunSettings], store: Store, choice: Choice, folder
         return []
     pictures = [folder / "densities.png", folder / "densities.svg"]
     about = f"first delayed buffer; bands: standard deviation over graphs; seed {_ranges(sorted(seeds))}; "
-    about += f"{_budget(choice)}; made by {__version__}."
+    about += f"{_budget(choice)}; purereplay {__version__}."
     draw_panels(panels, "Beta mixture of the centralities, 40 % noise (figure 5)", about, pictures)
     return pictures
 
@@ -96,7 +96,7 @@ def draw_galleries(runs: list[RunSettings], store: Store, choice: Choice, folder
         for name in CLASSES[run.dataset]:
             place = folder / f"gallery-{run.dataset}-{name.replace(' ', '-')}"
             pictures = [place.with_suffix(ending) for ending in (".png", ".svg")]
-            about = f"SPR, seed {run.seed}; {_budget(choice)}; made by {__version__}."
+            about = f"SPR, seed {run.seed}; {_budget(choice)}; purereplay {__version__}."
             draw_images(gallery(run, held, name), f"{run.dataset}: {name}", about, pictures)
             drawn += pictures
     return drawn
@@ -107,8 +107,10 @@ def note(finished: Iterable[Result], choice: Choice, more: str) -> str:
     results = list(finished)
     seeds = sorted({result["seed"] for result in results})
     versions = sorted({str((r.get("versions") or {}).get("purereplay", "unknown")) for r in results})
-    computed = f"computed by purereplay {', '.join(versions)}; made by {__version__}"
-    return f"{more}; seeds {_ranges(seeds)}; {_budget(choice)}; {computed}."
+    made = f"purereplay {__version__}"
+    if versions != [__version__]:
+        made = f"runs of purereplay {', '.join(versions)}, put together by {made}"
+    return f"{more}; seed{'s' * (len(seeds) > 1)} {_ranges(seeds)}; {_budget(choice)}; {made}."
 
 
 def _budget(choice: Choice) -> str:

@@ -28,10 +28,11 @@ from purereplay.paper.cells import (
 )
 from purereplay.paper.figures import FIGURES, figure_runs
 from purereplay.paper.galleries import CLASSES, held_at_end
-from purereplay.paper.numbers import PaperTable, paper_tables
+from purereplay.paper.numbers import Column, PaperTable, paper_tables
 
 GALLERIES, DENSITIES = "galleries", "densities"
 ALIASES = {"table1": "overall_accuracy", "table2": "cifar100_accuracy", "table3": "filtering_e5"}
+_FITTED = ("mnist", "cifar10")  # datasets of the densities
 GROUP_SIZE = 15  # five noises and three seeds
 
 
@@ -47,7 +48,8 @@ class Wanted(NamedTuple):
 
     def cells(self, table: PaperTable) -> list[PaperCell]:
         """Return the cells of a table that are asked for."""
-        return [cell for cell in table_cells(table, self.choice) if matches(cell, self.patterns)]
+        cells = table_cells(table, self.choice)
+        return [cell for cell in cells if matches(table, cell.method, cell.column, self.patterns)]
 
 
 def names() -> list[str]:
@@ -74,9 +76,23 @@ def wanted(
     )
 
 
-def matches(cell: PaperCell, patterns: Iterable[str]) -> bool:
+def unmatched(ask: Wanted) -> str | None:
+    """Return the first pattern that fits nothing of what is asked for, or None.
+
+    A figure is asked for by its dataset, with a pattern that fits a cell of any table.
+    """
+    drawn = {run.dataset for name in ask.figures for _, run in figure_runs(FIGURES[name], ask.choice)}
+    drawn |= {*(CLASSES if GALLERIES in ask.others else ()), *(_FITTED if DENSITIES in ask.others else ())}
+    for pattern in ask.patterns:
+        tables = paper_tables() if any(fits_dataset(name, [pattern]) for name in drawn) else ask.tables
+        if not any(matches(table, *place, [pattern]) for table in tables for place in table.values):
+            return pattern
+    return None
+
+
+def matches(table: PaperTable, method: str, column: Column, patterns: Iterable[str]) -> bool:
     """Return whether a cell's dataset/method/column fits one of the patterns; shorter patterns fit all the rest."""
-    name = f"{cell.dataset}/{cell.method}/{cell.column}".lower()
+    name = f"{table.dataset}/{method}/{column}".lower()
     patterns = [pattern.lower() for pattern in patterns]
     return not patterns or any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}/*") for pattern in patterns)
 
@@ -86,7 +102,7 @@ class Coverage(NamedTuple):
 
     table: str
     dataset: str
-    # all, measured, of the others: measured with another budget only, missing but possible here, not possible here
+    # all; each is one of: measured, measured with another budget only, missing but possible here, not possible here
     counts: tuple[int, int, int, int, int]
     why: str  # why some are not possible
 
@@ -104,11 +120,11 @@ def coverage(ask: Wanted, store: Store) -> list[Coverage]:
         for budget in budgets:
             choice = ask.choice._replace(budget=budget)
             other |= our_cells(ask._replace(choice=choice).cells(table), store.finished, choice).keys()
-        left = [cell for cell in cells if (cell.method, cell.column) not in ours]
+        other -= ours.keys()
+        left = [cell for cell in cells if (cell.method, cell.column) not in {*ours, *other}]
         why = sorted({cell.why_not for cell in left if cell.why_not})
         impossible = sum(bool(cell.why_not) for cell in left)
-        n_other = sum((cell.method, cell.column) in other for cell in left)
-        counts = len(cells), len(ours), n_other, len(left) - impossible, impossible
+        counts = len(cells), len(ours), len(other), len(left) - impossible, impossible
         rows.append(Coverage(table.name, table.dataset, counts, "; ".join(why)))
     return rows
 
@@ -137,7 +153,7 @@ def missing_runs(ask: Wanted, store: Store) -> dict[RunKey, MissingRun]:
                     add(key, runs[key])
     for name in ask.figures:
         for series, run in figure_runs(FIGURES[name], ask.choice):
-            if not why_not_dataset(run.dataset) and _fits_dataset(run, ask.patterns):
+            if not why_not_dataset(run.dataset) and fits_dataset(run.dataset, ask.patterns):
                 for seed in ask.seeds:
                     own = _seeded(run, seed)
                     if not series.is_measured(store.richest.get(run_key(own))):
@@ -152,12 +168,12 @@ def missing_runs(ask: Wanted, store: Store) -> dict[RunKey, MissingRun]:
 def gallery_runs(ask: Wanted) -> list[RunSettings]:
     """Return the runs whose purified buffers are shown, of the first seed."""
     runs = [_spr(name, ask) for name in CLASSES if not why_not_dataset(name)]
-    return [run for run in runs if _fits_dataset(run, ask.patterns)]
+    return [run for run in runs if fits_dataset(run.dataset, ask.patterns)]
 
 
 def density_runs(ask: Wanted) -> list[RunSettings]:
     """Return the runs whose first delayed buffers are fitted, of the first seed."""
-    return [run for run in (_spr(name, ask) for name in ("mnist", "cifar10")) if _fits_dataset(run, ask.patterns)]
+    return [_spr(name, ask) for name in _FITTED if fits_dataset(name, ask.patterns)]
 
 
 def _spr(dataset: str, ask: Wanted) -> RunSettings:
@@ -176,9 +192,9 @@ def _seeded(run: RunSettings, seed: int) -> RunSettings:
     return replace(run, seed=seed)
 
 
-def _fits_dataset(run: RunSettings, patterns: Sequence[str]) -> bool:
-    """Return whether a run of a figure has a dataset that the patterns of cells name."""
-    return not patterns or any(fnmatch(run.dataset, pattern.partition("/")[0].lower()) for pattern in patterns)
+def fits_dataset(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether the patterns of cells name a dataset."""
+    return not patterns or any(fnmatch(name, pattern.partition("/")[0].lower()) for pattern in patterns)
 
 
 class Planned(NamedTuple):

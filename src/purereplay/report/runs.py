@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def show_sweep(outcome: SweepOutcome) -> None:
     """Print the results of a sweep and draw each run; finished runs may be on a read-only disk."""
     problems: list[str | None] = []
     table = Table("run", "accuracy", "purity of the memory", "filtered noise", "time", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].overflow = "fold"  # the ends of names tell the runs apart
     for column in table.columns[1:]:
         column.justify = "right"
     for path, result in outcome.results.items():
@@ -119,6 +121,8 @@ def show_sweep(outcome: SweepOutcome) -> None:
         shares = [percent(result[key]) for key in ("accuracy", "purity", "filtered_noise")]
         table.add_row(escaped(path.name), *shares, duration(result["seconds"]["total"]))
         problems.append(_draw(path))
+    if not out.is_terminal:  # other programs read whole lines
+        table.width = out.measure(table, options=out.options.update(width=sys.maxsize)).maximum
     out.print(table)
     for problem in filter(None, problems):
         out.print(f"no picture was drawn: {escaped(problem)}")

@@ -114,6 +114,11 @@ def time_left(seconds: float | None, done: int, total: int | None) -> str:
     return "" if seconds is None or (total is not None and done >= total) else f", {duration(max(0.0, seconds))} left"
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a number of things as text."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
 def times(n: int) -> str:
     """Return how often something was done, as text."""
     return "once" if n == 1 else f"{n:,} times"
