@@ -214,6 +214,18 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
         },
         columns=BY_NOISE | {"runs": n_runs},
     ),
+    "mnist-rival-lr": Table(
+        head="validation accuracy, %",
+        rows={
+            f"{name}, {lr:g}": Runs(
+                files="pure-replay/mnist-rival-rates.jsonl",
+                where={"learner": name, "changed": {} if lr == 2e-5 else {"lr": lr}},
+            )
+            for name in ("er-ace", "der++", "er-mkd")
+            for lr in (2e-5, 1e-4, 5e-4, 2e-3)
+        },
+        columns={str(noise): mean(noise=noise) for noise in (NOISES[1], NOISES[4])} | {"mean": mean()},
+    ),
     "pure-cifar10-rivals": Table(
         head="CIFAR-10, seed 1, %",
         rows={
