@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from purereplay.data.episodes import tasks_version
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import run_key, settings_of
 from purereplay.evaluate.records import Result, results_in
@@ -26,6 +27,7 @@ MEASURES = {  # in result.json: in words
     "backward_transfer": "backward transfer",
     "forward_transfer": "forward transfer",
 }
+_DIGITS = 8  # of a digest, behind a name that several encoders may have
 
 
 class Cell(NamedTuple):
@@ -59,7 +61,8 @@ def collect(paths: list[Path], measure: str) -> Cells:
     for settings, result in finished:
         value = result.get(measure)
         if value is not None:
-            values[describe_learner(settings), describe_data(settings)].setdefault(settings.seed, 100 * value)
+            row = describe_learner(settings, result), describe_data(settings, result)
+            values[row].setdefault(settings.seed, 100 * value)
     if not finished:
         raise UserError("None of these holds a finished run.")
     if not values:
@@ -88,20 +91,28 @@ def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
     return found
 
 
-def describe_learner(settings: RunSettings) -> str:
-    """Return the learner with all options that are not at their defaults."""
+def describe_learner(settings: RunSettings, result: Result | None = None) -> str:
+    """Return the learner with all options that are not at their defaults; `result` says which features of the user."""
     robust = getattr(settings.options, "robust", "none")
     parts = [settings.learner + ("" if robust == "none" else f" + {robust}")]
     parts += [] if settings.preset == "default" else [settings.preset]
     if settings.budget != 1 and takes_budget(type(settings.options)):
         parts.append(f"budget {settings.budget:g}")
-    parts += [f"{name}={own}" for name, own in changed_options(settings).items() if name != "robust"]
+    changed = changed_options(settings)
+    if result is not None and (digest := result.get("features_digest")) is not None:
+        encoder = result.get("features_encoder") or {}
+        changed["features"] = f"{encoder.get('name', 'file')} {digest[:_DIGITS]}"
+    parts += [f"{name}={own}" for name, own in changed.items() if name != "robust"]
     return ", ".join(parts)
 
 
-def describe_data(settings: RunSettings) -> str:
-    """Return the dataset with its noise, episode and split."""
+def describe_data(settings: RunSettings, result: Result | None = None) -> str:
+    """Return the dataset with its noise, episode and split; `result` says whether its tasks are the present ones."""
     noise = "own labels" if settings.noise == "none" else f"{settings.noise} {100 * settings.noise_rate:g} %"
     more = [] if settings.episode == "A" else [f"episode {settings.episode}"]
-    more += [] if settings.encoder is None else [f"features of {settings.encoder.name}"]
+    version = tasks_version(settings.dataset, settings.noise, settings.episode)
+    if result is not None and result.get("numbers_version", 1) != version:
+        more.append("tasks of an earlier version")
+    if settings.encoder is not None:
+        more.append(f"features of {settings.encoder.name} {settings.encoder.digest[:_DIGITS]}")
     return ", ".join([settings.dataset, noise, *more, *(["validation"] if settings.validation else [])])

@@ -47,8 +47,9 @@ def draw_curves(runs: list[tuple[RunSettings, Result]], path: Path) -> None:
     for settings, result in runs:
         values = result.get("accuracy_after_task") or []
         if len(values) > 1:
-            of_data = found.setdefault(describe_data(settings), {})
-            of_data.setdefault(describe_learner(settings), {}).setdefault(settings.seed, [100 * v for v in values])
+            of_data = found.setdefault(describe_data(settings, result), {})
+            by_seed = of_data.setdefault(describe_learner(settings, result), {})
+            by_seed.setdefault(settings.seed, [100 * v for v in values])
     if not found:
         raise UserError("None of these holds a finished run that was evaluated after each task.")
     panels = []

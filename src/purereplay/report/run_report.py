@@ -37,7 +37,7 @@ class Run(NamedTuple):
     @property
     def group(self) -> str:
         """Learner and data; runs of one group differ by their seed alone."""
-        return f"{describe_learner(self.settings)} on {describe_data(self.settings)}"
+        return f"{describe_learner(self.settings, self.result)} on {describe_data(self.settings, self.result)}"
 
 
 def read_runs(paths: list[Path]) -> list[Run]:
