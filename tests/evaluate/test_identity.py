@@ -142,8 +142,39 @@ def test_a_line_that_a_kill_cut_short_is_skipped(finished, tmp_path):
         file.write('{"dataset": "dig')
     store = Store(tmp_path)
     assert store.result(one) is not None and store.result(two) is None
+    assert len(collect([tmp_path / "results.jsonl"], "accuracy")) == 1  # the same file by its name
     store.add(RunDirectory(second).result())
     assert len(Store(tmp_path).finished) == 2
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])  # a whole line without its end
+    Store(tmp_path).add(RunDirectory(next(reversed(finished))).result())
+    assert len(Store(tmp_path).finished) == 3 and len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("damage", [b"{", b"", b"\xff", b"[]", b'{"seed": NaN}'])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_damaged_line_is_named_wherever_the_results_are(finished, tmp_path, damage, at):
+    lines = [json.dumps(RunDirectory(path).result()).encode() + b"\n" for path in finished][:2]
+    lines.insert(at, damage + b"\n")
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"".join(lines))
+    said = rf"^Line {at + 1} of .*results\.jsonl is damaged \((?!.*line 1).*\): remove it\.$"
+    reads = [lambda: Store(tmp_path), lambda: Store(tmp_path / "other", [tmp_path])]
+    for read in (*reads, lambda: read_results([tmp_path]), lambda: collect([path], "accuracy")):
+        with pytest.raises(UserError, match=said):
+            read()
+
+
+def test_a_file_without_a_whole_line_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("{\n{\n")
+    with pytest.raises(UserError, match=r"^Line 1 of .*a\.jsonl is damaged"):
+        read_results([tmp_path])
+    path.write_text('{"dataset": "dig')  # a kill cut the first line of a store short
+    with pytest.raises(UserError, match=r"None of these holds a finished run\."):
+        read_results([tmp_path])
+    with pytest.raises(UserError, match=r"a\.jsonl holds no results: its only line is cut short or damaged\."):
+        read_results([path])
 
 
 def test_a_changed_result_is_refused(finished, tmp_path):

@@ -212,6 +212,13 @@ def test_plot_and_resume_on_damaged_lines_are_one_sentence(run, capsys, line):
     assert f"{run / 'metrics.jsonl'} is damaged" in refusal(capsys, "resume", run)
 
 
+def test_a_damaged_line_of_metrics_is_named_by_its_number(run, capsys):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:2], lines[2][:-9], *lines[3:]]) + "\n")
+    said = refusal(capsys, "plot", run)
+    assert "metrics.jsonl is damaged: line 3 cannot be read (" in said and "line 1" not in said
+
+
 def test_an_unknown_learner_or_preset_is_refused_at_the_beginning(tmp_path, capsys):
     values = to_json(resolve(dataset="digits", device="cpu"))
     for name in ("learner", "preset"):

@@ -166,6 +166,8 @@ def test_results_are_read_from_files(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(result("spr")))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(result("crs", seed=s)) + "\n" for s in (1, 2)))
     (tmp_path / "other.json").write_text("{}")
+    for name, text in (("list", "[]\n"), ("metrics", '{"event": "task"}\n{"event": '), ("log", '{"a": 1}\n{\n')):
+        (tmp_path / f"{name}.jsonl").write_text(text)  # of another kind
     (tmp_path / "empty").mkdir()
     assert len(read_results([tmp_path / "a.json", tmp_path / "b.jsonl"])) == len(read_results([tmp_path])) == 3
     with pytest.raises(UserError, match=r"None of these holds a finished run\."):

@@ -1,18 +1,26 @@
 """Results of finished runs, wherever they are: run folders, stores, files of results, and folders of any of these.
 
-A file holds one result (.json) or one per line (.jsonl). A file that the user names must hold results; in a folder,
-other files are skipped.
+A file holds one result (.json) or one per line (.jsonl), of which a kill may have cut the last one short. A file that
+the user names must hold results; in a folder, other files are skipped.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, result_key
-from purereplay.evaluate.json_files import MAX_OBJECT, parse_object, read_text, read_text_lines
+from purereplay.evaluate.json_files import (
+    MAX_OBJECT,
+    parse_line,
+    parse_object,
+    read_lines,
+    read_text,
+    without_torn,
+)
 from purereplay.evaluate.results import RunDirectory, check_result, file_exists
 from purereplay.learners.renamed import upgrade_names, upgrade_preset
 
@@ -76,26 +84,56 @@ def results_in(path: Path) -> list[Result]:
 def read_file(path: Path) -> list[Result]:
     """Return the results in a file; UserError if it holds anything else."""
     try:
-        lines = read_text_lines(path) if path.suffix == ".jsonl" else [read_text(path, MAX_OBJECT)]
-        results = [parse_object(line) for line in lines]
+        if path.suffix == ".jsonl":
+            lines = read_lines(path)
+            if lines and not without_torn(lines):
+                raise ValueError("its only line is cut short or damaged")
+            return parse_results(lines, path)
+        result = parse_object(read_text(path, MAX_OBJECT))
     except OSError as error:
         raise UserError(f"{path} holds no results: {error.strerror or error}.") from None
     except ValueError as error:
         raise UserError(f"{path} holds no results: {error}.") from None
-    for result in results:
-        check_result(result, path, NEEDED)
-    return [_upgraded(result) for result in results]
+    check_result(result, path, NEEDED)
+    return [_upgraded(result)]
+
+
+def parse_results(lines: list[bytes], path: Path) -> list[Result]:
+    """Return the results in the lines of a file; UserError names a line that holds anything else."""
+    results = []
+    for number, line in enumerate(without_torn(lines), 1):
+        place = f"Line {number} of {path}"
+        try:
+            result = parse_line(line)
+        except ValueError as error:
+            raise UserError(f"{place} is damaged ({error}): remove it.") from None
+        check_result(result, place, NEEDED)
+        results.append(_upgraded(result))
+    return results
 
 
 def _read_if_results(path: Path) -> list[Result]:
-    """Return the results in a file of a folder: none if its objects lack what every result has."""
+    """Return the results in a file of a folder: none if its objects lack what every result has.
+
+    UserError for a damaged line in a file of results, and in a file without a single whole line.
+    """
     try:
-        lines = read_text_lines(path) if path.suffix == ".jsonl" else [read_text(path, MAX_OBJECT)]
-        if not lines or not all(name in parse_object(lines[0]) for name in NEEDED):
-            return []
+        lines = without_torn(read_lines(path)) if path.suffix == ".jsonl" else [read_text(path, MAX_OBJECT).encode()]
     except (OSError, ValueError):
         return []
-    return read_file(path)
+    kinds = [_is_result(line) for line in lines]
+    if any(kinds):
+        return read_file(path)
+    return parse_results(lines, path) if path.suffix == ".jsonl" and set(kinds) == {None} else []
+
+
+def _is_result(line: bytes) -> bool | None:
+    """Return whether a line holds a result; None if it is no JSON."""
+    try:
+        values = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return isinstance(values, dict) and all(name in values for name in NEEDED)
 
 
 def _upgraded(result: Result) -> Result:

@@ -20,7 +20,7 @@ from purereplay.data.files import disk_errors, held
 from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
-from purereplay.evaluate.json_files import Line, json_bytes, parse_object, read_json, read_text_lines
+from purereplay.evaluate.json_files import Line, json_bytes, parse_line, read_json, read_lines
 from purereplay.evaluate.kinds import COUNT, check_values
 from purereplay.evaluate.measured import RESULT, check_lines
 from purereplay.evaluate.settings import RunSettings, read_settings, to_json
@@ -137,10 +137,15 @@ class RunDirectory:
     def read_lines(self, n: int | None = None) -> list[Line]:
         """Return the first n lines of metrics.jsonl, or all."""
         refuse_links([self._metrics])
+        lines: list[Line] = []
         try:
-            lines = [parse_object(line) for line in read_text_lines(self._metrics, follow=False)[:n]]
+            for number, line in enumerate(read_lines(self._metrics, follow=False)[:n], 1):
+                try:
+                    lines.append(parse_line(line))
+                except ValueError as error:
+                    raise ValueError(f"line {number} cannot be read ({error})") from None
         except FileNotFoundError:
-            lines = []
+            pass
         except OSError as error:
             raise UserError(f"{self._metrics} cannot be read: {error.strerror or error}.") from None
         except ValueError as error:
@@ -197,7 +202,7 @@ class RunDirectory:
             yield
 
 
-def check_result(values: Line, source: Path, needed: Collection[str] = ()) -> None:
+def check_result(values: Line, source: Path | str, needed: Collection[str] = ()) -> None:
     """Raise UserError, with the file's name, if a result lacks a needed value or has one of the wrong kind.
 
     Also if its values are not those that its digest covers; results of earlier versions have no digest.

@@ -13,15 +13,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from purereplay.data.files import disk_errors, held
 from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, result_key, run_key
-from purereplay.evaluate.json_files import json_bytes, parse_object, read_text_lines
-from purereplay.evaluate.records import NEEDED, Result, by_key, read_results, richness
-from purereplay.evaluate.results import RunDirectory, check_result, file_exists, result_digest
+from purereplay.evaluate.json_files import json_bytes, read_lines, without_torn
+from purereplay.evaluate.records import NEEDED, Result, by_key, parse_results, read_results, richness
+from purereplay.evaluate.results import RunDirectory, file_exists, result_digest
 from purereplay.evaluate.settings import RunSettings
 
 RESULTS = "results.jsonl"
@@ -61,8 +60,8 @@ class Store:
             return
         line = json.dumps(result | {"digest": result_digest(result)}, allow_nan=False)
         self.make()
-        start = "\n" if self._ends_torn() else ""
-        self.own.append(RESULTS, f"{start}{line}\n".encode())
+        self._end_last_line()
+        self.own.append(RESULTS, f"{line}\n".encode())
         self.own.sync(RESULTS)
         self.finished = by_key([*self.finished.values(), result]) if key in self.finished else self.finished
         self.finished.setdefault(key, result)
@@ -111,37 +110,25 @@ class Store:
 
     def _own_results(self) -> list[Result]:
         """Return the results in the store; a line that a kill cut short is skipped, its run folder has the result."""
-        results = []
-        for number, line in enumerate(self._lines(), 1):
-            try:
-                result: dict[str, Any] = parse_object(line)
-            except ValueError:
-                continue
-            try:
-                check_result(result, self.folder / RESULTS, NEEDED)
-            except UserError as error:
-                raise UserError(f"Line {number}: {error}") from None
-            results.append({name: value for name, value in result.items() if name != "digest"})
+        results = parse_results(self._lines(), self.folder / RESULTS)
         for path in self._run_folders():
             result_of_folder = RunDirectory(path).result(NEEDED)
             results += [] if result_of_folder is None else [result_of_folder]
         return results
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> list[bytes]:
         path = self.folder / RESULTS
         refuse_links([path])
         try:
-            return read_text_lines(path, follow=False)
+            return read_lines(path, follow=False)
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}.") from None
 
-    def _ends_torn(self) -> bool:
-        """Return whether the last line of results.jsonl has no end."""
-        path = self.folder / RESULTS
-        if not file_exists(path) or not path.stat().st_size:
-            return False
-        with path.open("rb") as file:
-            file.seek(-1, 2)
-            return file.read(1) != b"\n"
+    def _end_last_line(self) -> None:
+        """Give the last line of results.jsonl its end, or remove it if a kill cut it short."""
+        lines = self._lines()
+        if lines and not lines[-1].endswith(b"\n"):
+            whole = b"".join(without_torn(lines))
+            self.own.write(RESULTS, whole if whole.endswith(b"\n") or not whole else whole + b"\n")
