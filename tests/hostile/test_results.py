@@ -172,7 +172,53 @@ def test_a_result_that_lacks_a_value_is_shown_or_refused_in_one_sentence(run, ca
     (run / "result.json").write_text(json.dumps(without(RESULT, name)))
     code = called("resume", run)
     said = capsys.readouterr()
-    assert code == 0 if "accuracy at the end" in said.out else f"{name} is missing" in said.err
+    if name in ("changed", "preset"):  # without them it is the result of other settings
+        assert "settings.json and result.json" in said.err
+    else:
+        assert code == 0 if "accuracy at the end" in said.out else f"{name} is missing" in said.err
+
+
+@pytest.mark.parametrize("name", ["learner", "dataset", "noise", "noise_rate", "seed", "accuracy"])
+def test_a_result_without_what_every_result_has_is_refused_everywhere(run, tmp_path, capsys, name):
+    (run / "result.json").write_text(json.dumps(without(RESULT, name)))
+    out = ("--out", tmp_path / "a.svg")
+    said = f"holds no result of a run: {name} is missing."
+    for call in (["compare", run], ["compare", run.parent], ["plot", run, run, *out], ["paper", run], ["resume", run]):
+        assert f"{run / 'result.json'} {said}" in refusal(capsys, *call)
+    (tmp_path / "a.json").write_text(json.dumps(without(RESULT, name)))
+    for call in (["compare", tmp_path / "a.json"], ["plot", tmp_path / "a.json", *out], ["paper", tmp_path / "a.json"]):
+        assert f"{tmp_path / 'a.json'} {said}" in refusal(capsys, *call)
+
+
+def test_an_empty_result_is_no_finished_run(tmp_path, capsys):
+    arguments = ["sweep", *TINY, "--seed", "1,2", "--out", tmp_path / "many"]
+    assert called(*arguments) == 0
+    path = tmp_path / "many" / "seed-1" / "result.json"
+    path.write_text("{}")
+    capsys.readouterr()
+    for call in (arguments, ["compare", path.parent], ["compare", tmp_path / "many"], ["resume", path.parent]):
+        assert f"{path} holds no result of a run: learner is missing." in refusal(capsys, *call)
+
+
+def test_a_result_of_another_run_is_refused_everywhere(tmp_path, capsys):
+    arguments = ["sweep", *TINY, "--seed", "1,2", "--out", tmp_path / "many"]
+    assert called(*arguments) == 0
+    one, two = tmp_path / "many" / "seed-1", tmp_path / "many" / "seed-2"
+    shutil.copy(two / "result.json", one)
+    capsys.readouterr()
+    said = f"The files settings.json and result.json in {one} belong to different runs."
+    out = ("--out", tmp_path / "a.svg")
+    for call in (["compare", one], ["compare", one.parent], ["paper", one], ["plot", one.parent, *out]):
+        assert said in refusal(capsys, *call)
+    assert said in refusal(capsys, "resume", one) and said in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize("verb", ["compare", "plot", "paper"])
+def test_a_path_that_does_not_exist_is_named(run, tmp_path, capsys, verb):
+    more = ("--out", tmp_path / "a.svg") if verb == "plot" else ()
+    said = f"{tmp_path / 'nothing'} holds no results: No such file or directory."
+    for paths in ([run, tmp_path / "nothing"], [tmp_path / "nothing", run]):
+        assert said in refusal(capsys, verb, *paths, *more)
 
 
 @pytest.mark.parametrize("seconds", [{}, [], {"total": "x"}, {"total": None}, 3])

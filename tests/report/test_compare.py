@@ -25,7 +25,7 @@ def finished_run(path: Path, accuracy: float, result: dict | None = None, **opti
 
 def test_runs_that_differ_by_their_seed_share_a_cell(tmp_path, capsys):
     runs = [finished_run(tmp_path / f"a{seed}", 0.5 + seed / 100, seed=seed) for seed in (1, 2, 3)]
-    runs += [finished_run(tmp_path / "b", 0.4, learner="gdumb"), tmp_path / "nothing"]
+    runs += [finished_run(tmp_path / "b", 0.4, learner="gdumb")]
     runs += [
         finished_run(tmp_path / "c", 0.6, overrides={"graphs": "0"}),
         finished_run(tmp_path / "d", 0.1, budget=0.1),

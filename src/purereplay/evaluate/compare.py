@@ -10,7 +10,7 @@ import numpy as np
 
 from purereplay.data.episodes import tasks_version
 from purereplay.errors import UserError
-from purereplay.evaluate.identity import run_key, settings_of
+from purereplay.evaluate.identity import settings_of
 from purereplay.evaluate.records import Result, results_in
 from purereplay.evaluate.results import RunDirectory, file_exists
 from purereplay.evaluate.settings import RunSettings, changed_options
@@ -77,14 +77,9 @@ def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
     """
     found: list[tuple[RunSettings, Result]] = []
     for path in paths:
-        if not file_exists(path):
-            continue
         if file_exists(path / "settings.json"):
             directory, settings = RunDirectory.open(path)
             if (result := directory.result()) is not None:
-                theirs = settings_of(result)
-                if theirs is not None and run_key(theirs) != run_key(settings):
-                    raise UserError(f"The files settings.json and result.json in {path} belong to different runs.")
                 found.append((settings, result))
             continue
         found += [(own, result) for result in results_in(path) if (own := settings_of(result)) is not None]

@@ -25,7 +25,7 @@ from purereplay.evaluate.results import RunDirectory, check_result, file_exists
 from purereplay.learners.renamed import upgrade_names, upgrade_preset
 
 Result = dict[str, Any]
-NEEDED = ("learner", "noise", "noise_rate", "seed")  # in every result; older ones lack some of the others
+_TELLING = ("learner", "noise", "noise_rate", "seed")  # a JSON object with these is a result, if perhaps a damaged one
 _OF_A_RUN = ("settings.json", "metrics.jsonl", "plan.json")  # files that hold no result
 
 
@@ -72,11 +72,15 @@ def results_in(path: Path) -> list[Result]:
     if not (file_exists(path) and path.is_dir()):
         return read_file(path)
     if file_exists(path / "settings.json") or file_exists(path / "result.json"):
-        result = RunDirectory(path).result(NEEDED)
+        result = RunDirectory(path).result()
         return [] if result is None else [_upgraded(result)]
     results = []
     for file in sorted([*path.rglob("*.json"), *path.rglob("*.jsonl")]):
-        if file.name not in _OF_A_RUN and not file.is_symlink():
+        if file.name in _OF_A_RUN or file.is_symlink():
+            continue
+        if file.name == "result.json" and RunDirectory(file.parent).exists:
+            results += results_in(file.parent)
+        else:
             results += _read_if_results(file)
     return results
 
@@ -94,7 +98,7 @@ def read_file(path: Path) -> list[Result]:
         raise UserError(f"{path} holds no results: {error.strerror or error}.") from None
     except ValueError as error:
         raise UserError(f"{path} holds no results: {error}.") from None
-    check_result(result, path, NEEDED)
+    check_result(result, path)
     return [_upgraded(result)]
 
 
@@ -107,7 +111,7 @@ def parse_results(lines: list[bytes], path: Path) -> list[Result]:
             result = parse_line(line)
         except ValueError as error:
             raise UserError(f"{place} is damaged ({error}): remove it.") from None
-        check_result(result, place, NEEDED)
+        check_result(result, place)
         results.append(_upgraded(result))
     return results
 
@@ -133,7 +137,7 @@ def _is_result(line: bytes) -> bool | None:
         values = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    return isinstance(values, dict) and all(name in values for name in NEEDED)
+    return isinstance(values, dict) and all(name in values for name in _TELLING)
 
 
 def _upgraded(result: Result) -> Result:

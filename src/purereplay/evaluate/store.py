@@ -19,7 +19,7 @@ from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, result_key, run_key
 from purereplay.evaluate.json_files import json_bytes, read_lines, without_torn
-from purereplay.evaluate.records import NEEDED, Result, by_key, parse_results, read_results, richness
+from purereplay.evaluate.records import Result, by_key, parse_results, read_results, richness
 from purereplay.evaluate.results import RunDirectory, file_exists, result_digest
 from purereplay.evaluate.settings import RunSettings
 
@@ -75,7 +75,7 @@ class Store:
         """Add the results of those folders that hold a finished run, and delete their checkpoints."""
         taken = []
         for path in folders:
-            result = RunDirectory(path).result(NEEDED)
+            result = RunDirectory(path).result()
             if result is not None:
                 self.add(result)
                 RunDirectory(path).drop_checkpoints()
@@ -112,7 +112,7 @@ class Store:
         """Return the results in the store; a line that a kill cut short is skipped, its run folder has the result."""
         results = parse_results(self._lines(), self.folder / RESULTS)
         for path in self._run_folders():
-            result_of_folder = RunDirectory(path).result(NEEDED)
+            result_of_folder = RunDirectory(path).result()
             results += [] if result_of_folder is None else [result_of_folder]
         return results
 

@@ -45,7 +45,7 @@ def read_runs(paths: list[Path]) -> list[Run]:
     runs = []
     for path in paths:
         directory, settings = RunDirectory.open(path)
-        result = directory.result(("accuracy", _TASKS, "seconds"))
+        result = directory.result((_TASKS, "seconds"))
         if result is not None:
             runs.append(Run(path, settings, result, directory.read_lines()))
     if not runs:
