@@ -116,6 +116,27 @@ def test_a_result_of_a_gpu_comes_before_one_of_a_cpu(finished):
         assert list(by_key(order).values()) == [former] and list(by_key(order, richest=True).values()) == [result]
 
 
+def test_results_of_one_run_that_differ_are_named(finished, tmp_path, caplog):
+    result = RunDirectory(next(iter(finished))).result()
+    other = result | {"accuracy": result["accuracy"] / 2}
+    rounded = result | {"accuracy": result["accuracy"] + 1e-9}
+    on_gpu = other | {"device": "NVIDIA H200", "precision": "bf16"}  # another kind of device rounds differently
+    for name, results in (("a", [result]), ("b", [rounded, other]), ("c", [on_gpu])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results))
+    a, b, c = (tmp_path / f"{name}.jsonl" for name in "abc")
+    reads = [lambda *paths: collect([*paths], "accuracy"), lambda *paths: read_results(paths)]
+    for read in (*reads, lambda *paths: Store(tmp_path / "store", paths)):
+        caplog.clear()
+        read(a, c)
+        assert not caplog.messages
+        read(a, b)
+        [said] = caplog.messages
+        assert f"in {a}, line 1 and {other['accuracy']:.6g} in {b}, line 2" in said
+    for paths in ([a, c], [c, a]):  # the order of reading decides nothing between kinds of devices
+        [cell] = collect(paths, "accuracy").values()
+        assert cell.values == [100 * on_gpu["accuracy"]]
+
+
 # ---------------------------------------------------------------- the store
 
 

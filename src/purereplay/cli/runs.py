@@ -209,12 +209,14 @@ def plot(
     from purereplay.report.compare import draw_curves
     from purereplay.report.pictures import draw_run
 
-    if len(runs) == 1 and (RunDirectory(runs[0]).exists or not (runs[0].is_file() or finished_runs(runs))):
+    is_run = len(runs) == 1 and RunDirectory(runs[0]).exists
+    finished = [] if is_run else finished_runs(runs)
+    if is_run or (len(runs) == 1 and not finished and not runs[0].is_file()):
         typer.echo(f"drawn in {printable(str(draw_run(runs[0], out)))}")
         return
     if out is None:
         raise UserError("--out is missing: name a PNG, SVG or PDF file for the curves of several runs.")
-    draw_curves(finished_runs(runs), out)
+    draw_curves(finished, out)
     typer.echo(f"drawn in {printable(str(out))}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from purereplay.data.episodes import tasks_version
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import settings_of
-from purereplay.evaluate.records import Result, results_in
+from purereplay.evaluate.records import Found, Result, gpu_first, results_in, warn_of_conflicts
 from purereplay.evaluate.results import RunDirectory, file_exists
 from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.settings import takes_budget
@@ -53,21 +53,23 @@ Cells = dict[tuple[str, str], Cell]  # by learner and by data
 
 
 def collect(paths: list[Path], measure: str) -> Cells:
-    """Return a measure of the finished runs in folders of runs, stores and files of results."""
+    """Return a measure of the finished runs in folders of runs, stores and files of results.
+
+    Of several results of a run the one that `records.by_key` takes counts.
+    """
     if measure not in MEASURES:
         raise UserError(f"The measure {measure!r} is unknown: choose one of {', '.join(MEASURES)}.")
-    values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    chosen: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
     finished = finished_runs(paths)
     for settings, result in finished:
-        value = result.get(measure)
-        if value is not None:
-            row = describe_learner(settings, result), describe_data(settings, result)
-            values[row].setdefault(settings.seed, 100 * value)
+        if result.get(measure) is not None:
+            by_seed = chosen[describe_learner(settings, result), describe_data(settings, result)]
+            by_seed[settings.seed] = min(by_seed.get(settings.seed, result), result, key=gpu_first)
     if not finished:
         raise UserError("None of these holds a finished run.")
-    if not values:
+    if not chosen:
         raise UserError(f"None of these runs has measured its {MEASURES[measure]}.")
-    return {key: Cell(list(by_seed.values())) for key, by_seed in values.items()}
+    return {row: Cell([100 * result[measure] for result in by_seed.values()]) for row, by_seed in chosen.items()}
 
 
 def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
@@ -75,15 +77,20 @@ def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
 
     Results of learners or settings that this version does not have are left out.
     """
-    found: list[tuple[RunSettings, Result]] = []
+    finished: list[tuple[RunSettings, Result]] = []
+    found: list[Found] = []
     for path in paths:
         if file_exists(path / "settings.json"):
             directory, settings = RunDirectory.open(path)
             if (result := directory.result()) is not None:
-                found.append((settings, result))
+                finished.append((settings, result))
+                found.append(Found(result, str(path / "result.json")))
             continue
-        found += [(own, result) for result in results_in(path) if (own := settings_of(result)) is not None]
-    return found
+        there = results_in(path)
+        finished += [(own, each.result) for each in there if (own := settings_of(each.result)) is not None]
+        found += there
+    warn_of_conflicts(found)
+    return finished
 
 
 def describe_learner(settings: RunSettings, result: Result | None = None) -> str:

@@ -7,10 +7,12 @@ the user names must hold results; in a folder, other files are skipped.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from purereplay.data.text import printable
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, result_key
 from purereplay.evaluate.json_files import (
@@ -25,16 +27,47 @@ from purereplay.evaluate.results import RunDirectory, check_result, file_exists
 from purereplay.learners.renamed import upgrade_names, upgrade_preset
 
 Result = dict[str, Any]
+log = logging.getLogger(__name__)
 _TELLING = ("learner", "noise", "noise_rate", "seed")  # a JSON object with these is a result, if perhaps a damaged one
 _OF_A_RUN = ("settings.json", "metrics.jsonl", "plan.json")  # files that hold no result
+_ROUNDING = 1e-6  # accuracies that differ by less are equal
+
+
+class Found(NamedTuple):
+    """A result and where it is."""
+
+    result: Result
+    place: str
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
     """Return all results, with present names of settings; UserError if there are none. Unfinished runs are skipped."""
-    results = [result for path in paths for result in results_in(path)]
-    if not results:
+    found = [each for path in paths for each in results_in(path)]
+    if not found:
         raise UserError("None of these holds a finished run.")
-    return results
+    warn_of_conflicts(found)
+    return [each.result for each in found]
+
+
+def warn_of_conflicts(found: Iterable[Found]) -> None:
+    """Warn if results of one run have different accuracies, although they are of the same kind of device and precision.
+
+    Kinds differ in rounding, which may change the accuracy; among them `by_key` has its order.
+    """
+    first: dict[tuple[RunKey, bool, bool], Found] = {}
+    conflicts = []
+    for each in sorted(found, key=lambda each: gpu_first(each.result)):
+        key = result_key(each.result)
+        if key is not None:
+            known = first.setdefault((key, *gpu_first(each.result)[:2]), each)
+            if abs(known.result["accuracy"] - each.result["accuracy"]) > _ROUNDING:
+                conflicts.append((known, each))
+    if conflicts:
+        one, other = (f"{each.result['accuracy']:.6g} in {printable(each.place)}" for each in conflicts[0])
+        more = f", and so do {len(conflicts) - 1} more" if len(conflicts) > 1 else ""
+        log.warning(
+            "results of one run differ: accuracy %s and %s%s; the first counts, unless you remove it", one, other, more
+        )
 
 
 def by_key(results: Iterable[Result], *, richest: bool = False) -> dict[RunKey, Result]:
@@ -44,7 +77,7 @@ def by_key(results: Iterable[Result], *, richest: bool = False) -> dict[RunKey, 
     version does not have are left out.
     """
     found: dict[RunKey, Result] = {}
-    for result in sorted(results, key=_richest_first if richest else _gpu_first):
+    for result in sorted(results, key=richest_first if richest else gpu_first):
         key = result_key(result)
         if key is not None:
             found.setdefault(key, result)
@@ -56,24 +89,26 @@ def richness(result: Result) -> tuple[int, bool]:
     return len(result.get("accuracy_after_task") or []), "accuracy_matrix" in result
 
 
-def _gpu_first(result: Result) -> tuple[bool, bool, int, bool]:
+def gpu_first(result: Result) -> tuple[bool, bool, int, bool]:
+    """Return what orders the results of one run for tables."""
     n_evaluated, has_matrix = richness(result)
     on_cpu = str(result.get("device", "")).startswith("cpu")
     return on_cpu, result.get("precision") == "float32", -n_evaluated, not has_matrix
 
 
-def _richest_first(result: Result) -> tuple[int, bool, bool, bool]:
-    on_cpu, is_slow, n_evaluated, no_matrix = _gpu_first(result)
+def richest_first(result: Result) -> tuple[int, bool, bool, bool]:
+    """Return what orders the results of one run for curves."""
+    on_cpu, is_slow, n_evaluated, no_matrix = gpu_first(result)
     return n_evaluated, no_matrix, on_cpu, is_slow
 
 
-def results_in(path: Path) -> list[Result]:
+def results_in(path: Path) -> list[Found]:
     """Return the results in a run folder, a store, a file, or a folder of these."""
     if not (file_exists(path) and path.is_dir()):
         return read_file(path)
     if file_exists(path / "settings.json") or file_exists(path / "result.json"):
         result = RunDirectory(path).result()
-        return [] if result is None else [_upgraded(result)]
+        return [] if result is None else [Found(_upgraded(result), str(path / "result.json"))]
     results = []
     for file in sorted([*path.rglob("*.json"), *path.rglob("*.jsonl")]):
         if file.name in _OF_A_RUN or file.is_symlink():
@@ -85,7 +120,7 @@ def results_in(path: Path) -> list[Result]:
     return results
 
 
-def read_file(path: Path) -> list[Result]:
+def read_file(path: Path) -> list[Found]:
     """Return the results in a file; UserError if it holds anything else."""
     try:
         if path.suffix == ".jsonl":
@@ -99,10 +134,10 @@ def read_file(path: Path) -> list[Result]:
     except ValueError as error:
         raise UserError(f"{path} holds no results: {error}.") from None
     check_result(result, path)
-    return [_upgraded(result)]
+    return [Found(_upgraded(result), str(path))]
 
 
-def parse_results(lines: list[bytes], path: Path) -> list[Result]:
+def parse_results(lines: list[bytes], path: Path) -> list[Found]:
     """Return the results in the lines of a file; UserError names a line that holds anything else."""
     results = []
     for number, line in enumerate(without_torn(lines), 1):
@@ -112,11 +147,11 @@ def parse_results(lines: list[bytes], path: Path) -> list[Result]:
         except ValueError as error:
             raise UserError(f"{place} is damaged ({error}): remove it.") from None
         check_result(result, place)
-        results.append(_upgraded(result))
+        results.append(Found(_upgraded(result), f"{path}, line {number}"))
     return results
 
 
-def _read_if_results(path: Path) -> list[Result]:
+def _read_if_results(path: Path) -> list[Found]:
     """Return the results in a file of a folder: none if its objects lack what every result has.
 
     UserError for a damaged line in a file of results, and in a file without a single whole line.

@@ -19,7 +19,7 @@ from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, result_key, run_key
 from purereplay.evaluate.json_files import json_bytes, read_lines, without_torn
-from purereplay.evaluate.records import Result, by_key, parse_results, read_results, richness
+from purereplay.evaluate.records import Found, Result, by_key, parse_results, results_in, richness, warn_of_conflicts
 from purereplay.evaluate.results import RunDirectory, file_exists, result_digest
 from purereplay.evaluate.settings import RunSettings
 
@@ -35,14 +35,18 @@ class Store:
         self.own = OwnFolder(folder)
         self.finished: dict[RunKey, Result] = {}  # of several results of a run one of a GPU, for tables
         self.richest: dict[RunKey, Result] = {}  # the one that measured most, for curves
-        self.load()
+        warn_of_conflicts(self.load())
 
-    def load(self) -> None:
-        """Read all results anew."""
+    def load(self) -> list[Found]:
+        """Read all results anew, and return them."""
         elsewhere = [path for path in self.sources if file_exists(path)]
-        others = read_results(elsewhere) if elsewhere else []
-        results = [*others, *self._own_results()]
+        others = [each for path in elsewhere for each in results_in(path)]
+        if elsewhere and not others:
+            raise UserError("None of these holds a finished run.")
+        found = [*others, *self._own_results()]
+        results = [each.result for each in found]
         self.finished, self.richest = by_key(results), by_key(results, richest=True)
+        return found
 
     def result(self, settings: RunSettings, features: str | None = None) -> Result | None:
         """Return the result of a run, or None if it is not finished."""
@@ -108,12 +112,12 @@ class Store:
         refuse_links(found)
         return found
 
-    def _own_results(self) -> list[Result]:
+    def _own_results(self) -> list[Found]:
         """Return the results in the store; a line that a kill cut short is skipped, its run folder has the result."""
         results = parse_results(self._lines(), self.folder / RESULTS)
         for path in self._run_folders():
-            result_of_folder = RunDirectory(path).result()
-            results += [] if result_of_folder is None else [result_of_folder]
+            result = RunDirectory(path).result()
+            results += [] if result is None else [Found(result, str(path / "result.json"))]
         return results
 
     def _lines(self) -> list[bytes]:
