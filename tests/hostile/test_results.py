@@ -265,6 +265,18 @@ def test_a_damaged_line_of_metrics_is_named_by_its_number(run, capsys):
     assert "metrics.jsonl is damaged: line 3 cannot be read (" in said and "line 1" not in said
 
 
+@pytest.mark.parametrize("kept", ["-1 task", "-1 buffer", "other", "none"])
+def test_plot_of_a_finished_run_compares_its_lines_with_the_result(run, capsys, kept):
+    tasks = [i for i, line in enumerate(LINES) if line["event"] == "task"]
+    lines = [line | ({"accuracy": 0.123} if kept == "other" and i == tasks[0] else {}) for i, line in enumerate(LINES)]
+    if kept.startswith("-1"):
+        del lines[tasks[-1] if kept == "-1 task" else 0]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if kept != "none"))
+    assert f"{run / 'metrics.jsonl'} and result.json belong to different runs" in refusal(capsys, "plot", run)
+    (run / "result.json").unlink()
+    assert called("plot", run) == (0 if kept != "none" else 2)  # what an unfinished run has is drawn
+
+
 def test_an_unknown_learner_or_preset_is_refused_at_the_beginning(tmp_path, capsys):
     values = to_json(resolve(dataset="digits", device="cpu"))
     for name in ("learner", "preset"):

@@ -137,8 +137,9 @@ class RunDirectory:
         return None if found is None else found[0]
 
     def read_lines(self, n: int | None = None) -> list[Line]:
-        """Return the first n lines of metrics.jsonl, or all."""
+        """Return the first n lines of metrics.jsonl, or all, which must be those of the result if there is one."""
         refuse_links([self._metrics])
+        result = self.result() if n is None else None  # before the lines: a run may finish meanwhile
         lines: list[Line] = []
         try:
             for number, line in enumerate(read_lines(self._metrics, follow=False)[:n], 1):
@@ -158,6 +159,10 @@ class RunDirectory:
             check_lines(lines)
         except UserError as error:
             raise UserError(f"{self._metrics} is damaged: {error}") from None
+        if result is not None and not _belong(lines, result):
+            raise UserError(
+                f"{self._metrics} and result.json belong to different runs, or one was cut short: restore them."
+            )
         return lines
 
     def finish(self, result: Line) -> None:
@@ -222,6 +227,14 @@ def check_result(values: Line, source: Path | str, needed: Collection[str] = ())
         raise UserError(f"{source} holds no result of a run: {error}") from None
     if "digest" in values and values["digest"] != result_digest(values):
         raise UserError(f"{source} is damaged: a result in it does not match its digest.")
+
+
+def _belong(lines: list[Line], result: Line) -> bool:
+    """Return whether a run with these lines of metrics.jsonl has this result; results of early versions have less."""
+    accuracies = [line["accuracy"] for line in lines if line["event"] == "task"]
+    n_buffers = sum(line["event"] == "buffer" for line in lines)
+    expected = result.get("accuracy_after_task", accuracies), result.get("n_buffers", n_buffers)
+    return (accuracies, n_buffers) == expected and accuracies[-1:] == [result["accuracy"]]
 
 
 def file_exists(path: Path) -> bool:
