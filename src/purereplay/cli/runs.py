@@ -261,7 +261,7 @@ def paper(
     """Compare runs with the paper: mean ± standard deviation, the paper's value, and whether they agree to 3 points.
 
     A run belongs to a cell if every setting that has an effect is the one that the cell asks for, also the size of the
-    buffers. Runs evaluated on validation data are skipped.
+    buffers. Runs evaluated on validation data are skipped. A line below the table states seeds, budget and version.
 
     Examples:
 
@@ -269,10 +269,12 @@ def paper(
 
         purereplay paper runs/filters/* --table filtering_e5 --markdown
     """
-    from purereplay.paper.beside import paper_lines
-    from purereplay.report.runs import show_lines
+    from purereplay.paper.output import paper_lines
+    from purereplay.report.table_text import table_text
+    from purereplay.report.terminal import out
 
-    show_lines(paper_lines(table, dataset, runs, budget=budget), markdown=markdown)
+    lines, title, about = paper_lines(table, dataset, runs, budget=budget)
+    out.print(table_text(lines, "markdown" if markdown else "text", title, about), markup=False, end="")
 
 
 @app.command()

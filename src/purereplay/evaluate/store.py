@@ -42,7 +42,8 @@ class Store:
         elsewhere = [path for path in self.sources if file_exists(path)]
         others = [each for path in elsewhere for each in results_in(path)]
         if elsewhere and not others:
-            raise UserError("None of these holds a finished run.")
+            names = ", ".join(map(str, elsewhere))
+            raise UserError(f"--sources names {names}, which holds no finished run: leave it out; '' stands for none.")
         found = [*others, *self._own_results()]
         results = [each.result for each in found]
         self.finished, self.richest = by_key(results), by_key(results, richest=True)
