@@ -59,7 +59,7 @@ def parse_line(line: bytes) -> Line:
     try:
         return parse_object(line.decode())
     except json.JSONDecodeError as error:  # its text names a line, which is always 1
-        raise ValueError(f"{error.msg} at character {error.colno}") from None
+        raise ValueError(f"{error.msg.removesuffix(' at')} at character {error.colno}") from None
 
 
 def read_text(path: Path, most: int, *, follow: bool = True) -> str:

@@ -64,7 +64,7 @@ def warn_of_conflicts(found: Iterable[Found]) -> None:
                 conflicts.append((known, each))
     if conflicts:
         one, other = (f"{each.result['accuracy']:.6g} in {printable(each.place)}" for each in conflicts[0])
-        more = f", and so do {len(conflicts) - 1} more" if len(conflicts) > 1 else ""
+        more = f" ({len(conflicts) - 1} more like this)" if len(conflicts) > 1 else ""
         log.warning(
             "results of one run differ: accuracy %s and %s%s; the first counts, unless you remove it", one, other, more
         )
