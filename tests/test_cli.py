@@ -198,7 +198,7 @@ def test_estimate():
         (("run", "--noise-rate", "1.5", "--out", "x"), "1.5"),
         (("run", "--episode", "Z", "--out", "x"), "'Z'"),
         (("resume", "nowhere"), "holds no run"),
-        (("plot", "nowhere"), "holds no run"),
+        (("plot", "nowhere"), "nowhere holds no results: No such file or directory."),
     ],
 )
 def test_errors_are_one_sentence_and_exit_code_2(arguments, sentence, tmp_path):

@@ -115,7 +115,10 @@ def test_a_run_is_known_by_the_digest_of_its_encoder(code, tmp_path):
     experiment = prepare(chosen, tmp_path / "run")
     result = drive(experiment.running(), experiment.engine)
     assert result_key(result) == run_key(chosen) and settings_of(result).encoder == chosen.encoder
-    assert describe_data(chosen) == "digits, symmetric 40 %, features of python:pixels:embed"
+    assert (
+        describe_data(chosen) == f"digits, symmetric 40 %, features of python:pixels:embed {chosen.encoder.digest[:8]}"
+    )
+    assert describe_data(chosen) != describe_data(other)  # another encoder of the same name
     assert "network" not in describe_learner(chosen)  # it is the usual one of features
     assert memory_of(chosen) > 0 and estimate(chosen, prepare(chosen, tmp_path / "b").learner, (1437,)).seconds > 0
 

@@ -116,6 +116,27 @@ def test_a_result_of_a_gpu_comes_before_one_of_a_cpu(finished):
         assert list(by_key(order).values()) == [former] and list(by_key(order, richest=True).values()) == [result]
 
 
+def test_results_of_one_run_that_differ_are_named(finished, tmp_path, caplog):
+    result = RunDirectory(next(iter(finished))).result()
+    other = result | {"accuracy": result["accuracy"] / 2}
+    rounded = result | {"accuracy": result["accuracy"] + 1e-9}
+    on_gpu = other | {"device": "NVIDIA H200", "precision": "bf16"}  # another kind of device rounds differently
+    for name, results in (("a", [result]), ("b", [rounded, other]), ("c", [on_gpu])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results))
+    a, b, c = (tmp_path / f"{name}.jsonl" for name in "abc")
+    reads = [lambda *paths: collect([*paths], "accuracy"), lambda *paths: read_results(paths)]
+    for read in (*reads, lambda *paths: Store(tmp_path / "store", paths)):
+        caplog.clear()
+        read(a, c)
+        assert not caplog.messages
+        read(a, b)
+        [said] = caplog.messages
+        assert f"in {a}, line 1 and {other['accuracy']:.6g} in {b}, line 2" in said
+    for paths in ([a, c], [c, a]):  # the order of reading decides nothing between kinds of devices
+        [cell] = collect(paths, "accuracy").values()
+        assert cell.values == [100 * on_gpu["accuracy"]]
+
+
 # ---------------------------------------------------------------- the store
 
 
@@ -142,8 +163,39 @@ def test_a_line_that_a_kill_cut_short_is_skipped(finished, tmp_path):
         file.write('{"dataset": "dig')
     store = Store(tmp_path)
     assert store.result(one) is not None and store.result(two) is None
+    assert len(collect([tmp_path / "results.jsonl"], "accuracy")) == 1  # the same file by its name
     store.add(RunDirectory(second).result())
     assert len(Store(tmp_path).finished) == 2
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])  # a whole line without its end
+    Store(tmp_path).add(RunDirectory(next(reversed(finished))).result())
+    assert len(Store(tmp_path).finished) == 3 and len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("damage", [b"{", b"", b"\xff", b"[]", b'{"seed": NaN}'])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_damaged_line_is_named_wherever_the_results_are(finished, tmp_path, damage, at):
+    lines = [json.dumps(RunDirectory(path).result()).encode() + b"\n" for path in finished][:2]
+    lines.insert(at, damage + b"\n")
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"".join(lines))
+    said = rf"^Line {at + 1} of .*results\.jsonl is damaged \((?!.*line 1).*\): remove it\.$"
+    reads = [lambda: Store(tmp_path), lambda: Store(tmp_path / "other", [tmp_path])]
+    for read in (*reads, lambda: read_results([tmp_path]), lambda: collect([path], "accuracy")):
+        with pytest.raises(UserError, match=said):
+            read()
+
+
+def test_a_file_without_a_whole_line_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("{\n{\n")
+    with pytest.raises(UserError, match=r"^Line 1 of .*a\.jsonl is damaged"):
+        read_results([tmp_path])
+    path.write_text('{"dataset": "dig')  # a kill cut the first line of a store short
+    with pytest.raises(UserError, match=r"None of these holds a finished run\."):
+        read_results([tmp_path])
+    with pytest.raises(UserError, match=r"a\.jsonl holds no results: its only line is cut short or damaged\."):
+        read_results([path])
 
 
 def test_a_changed_result_is_refused(finished, tmp_path):

@@ -172,7 +172,53 @@ def test_a_result_that_lacks_a_value_is_shown_or_refused_in_one_sentence(run, ca
     (run / "result.json").write_text(json.dumps(without(RESULT, name)))
     code = called("resume", run)
     said = capsys.readouterr()
-    assert code == 0 if "accuracy at the end" in said.out else f"{name} is missing" in said.err
+    if name in ("changed", "preset"):  # without them it is the result of other settings
+        assert "settings.json and result.json" in said.err
+    else:
+        assert code == 0 if "accuracy at the end" in said.out else f"{name} is missing" in said.err
+
+
+@pytest.mark.parametrize("name", ["learner", "dataset", "noise", "noise_rate", "seed", "accuracy"])
+def test_a_result_without_what_every_result_has_is_refused_everywhere(run, tmp_path, capsys, name):
+    (run / "result.json").write_text(json.dumps(without(RESULT, name)))
+    out = ("--out", tmp_path / "a.svg")
+    said = f"holds no result of a run: {name} is missing."
+    for call in (["compare", run], ["compare", run.parent], ["plot", run, run, *out], ["paper", run], ["resume", run]):
+        assert f"{run / 'result.json'} {said}" in refusal(capsys, *call)
+    (tmp_path / "a.json").write_text(json.dumps(without(RESULT, name)))
+    for call in (["compare", tmp_path / "a.json"], ["plot", tmp_path / "a.json", *out], ["paper", tmp_path / "a.json"]):
+        assert f"{tmp_path / 'a.json'} {said}" in refusal(capsys, *call)
+
+
+def test_an_empty_result_is_no_finished_run(tmp_path, capsys):
+    arguments = ["sweep", *TINY, "--seed", "1,2", "--out", tmp_path / "many"]
+    assert called(*arguments) == 0
+    path = tmp_path / "many" / "seed-1" / "result.json"
+    path.write_text("{}")
+    capsys.readouterr()
+    for call in (arguments, ["compare", path.parent], ["compare", tmp_path / "many"], ["resume", path.parent]):
+        assert f"{path} holds no result of a run: learner is missing." in refusal(capsys, *call)
+
+
+def test_a_result_of_another_run_is_refused_everywhere(tmp_path, capsys):
+    arguments = ["sweep", *TINY, "--seed", "1,2", "--out", tmp_path / "many"]
+    assert called(*arguments) == 0
+    one, two = tmp_path / "many" / "seed-1", tmp_path / "many" / "seed-2"
+    shutil.copy(two / "result.json", one)
+    capsys.readouterr()
+    said = f"The files settings.json and result.json in {one} belong to different runs."
+    out = ("--out", tmp_path / "a.svg")
+    for call in (["compare", one], ["compare", one.parent], ["paper", one], ["plot", one.parent, *out]):
+        assert said in refusal(capsys, *call)
+    assert said in refusal(capsys, "resume", one) and said in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize("verb", ["compare", "plot", "paper"])
+def test_a_path_that_does_not_exist_is_named(run, tmp_path, capsys, verb):
+    more = ("--out", tmp_path / "a.svg") if verb == "plot" else ()
+    said = f"{tmp_path / 'nothing'} holds no results: No such file or directory."
+    for paths in ([run, tmp_path / "nothing"], [tmp_path / "nothing", run]):
+        assert said in refusal(capsys, verb, *paths, *more)
 
 
 @pytest.mark.parametrize("seconds", [{}, [], {"total": "x"}, {"total": None}, 3])
@@ -210,6 +256,27 @@ def test_plot_and_resume_on_damaged_lines_are_one_sentence(run, capsys, line):
     assert f"{run / 'metrics.jsonl'} is damaged" in refusal(capsys, "plot", run)
     (run / "result.json").unlink()
     assert f"{run / 'metrics.jsonl'} is damaged" in refusal(capsys, "resume", run)
+
+
+def test_a_damaged_line_of_metrics_is_named_by_its_number(run, capsys):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:2], lines[2][:-9], *lines[3:]]) + "\n")
+    said = refusal(capsys, "plot", run)
+    assert (
+        "metrics.jsonl is damaged: line 3 cannot be read (" in said and "line 1" not in said and " at at " not in said
+    )
+
+
+@pytest.mark.parametrize("kept", ["-1 task", "-1 buffer", "other", "none"])
+def test_plot_of_a_finished_run_compares_its_lines_with_the_result(run, capsys, kept):
+    tasks = [i for i, line in enumerate(LINES) if line["event"] == "task"]
+    lines = [line | ({"accuracy": 0.123} if kept == "other" and i == tasks[0] else {}) for i, line in enumerate(LINES)]
+    if kept.startswith("-1"):
+        del lines[tasks[-1] if kept == "-1 task" else 0]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if kept != "none"))
+    assert f"{run / 'metrics.jsonl'} and result.json belong to different runs" in refusal(capsys, "plot", run)
+    (run / "result.json").unlink()
+    assert called("plot", run) == (0 if kept != "none" else 2)  # what an unfinished run has is drawn
 
 
 def test_an_unknown_learner_or_preset_is_refused_at_the_beginning(tmp_path, capsys):

@@ -2,7 +2,9 @@ import json
 from dataclasses import asdict
 
 import pytest
+from typer.testing import CliRunner
 
+from purereplay.cli.app import app
 from purereplay.errors import UserError
 from purereplay.evaluate.records import read_results
 from purereplay.evaluate.settings import resolve
@@ -172,10 +174,22 @@ def test_cells_are_means_over_seeds_with_a_verdict():
     assert lines[0][head.index("symmetric 20")] == "– (58.6)"
 
 
+@pytest.mark.parametrize("form", [[], ["--markdown"]])
+def test_the_table_of_some_runs_says_what_it_shows(tmp_path, form):
+    results = [result("spr", 0.85, seed=seed, budget=0.1, versions={"purereplay": "0.1.0"}) for seed in (1, 2, 4)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in results))
+    shown = CliRunner().invoke(app, ["paper", str(path), "--budget", "0.1", *form]).output
+    assert "overall_accuracy of mnist" in shown and "85.0 ± 0.0 (86.7)" in shown
+    assert "seeds 1 to 2, 4; 0.1 times SPR's self-supervised epochs; computed by purereplay 0.1.0; made by" in shown
+
+
 def test_results_are_read_from_files(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(result("spr")))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(result("crs", seed=s)) + "\n" for s in (1, 2)))
     (tmp_path / "other.json").write_text("{}")
+    for name, text in (("list", "[]\n"), ("metrics", '{"event": "task"}\n{"event": '), ("log", '{"a": 1}\n{\n')):
+        (tmp_path / f"{name}.jsonl").write_text(text)  # of another kind
     (tmp_path / "empty").mkdir()
     assert len(read_results([tmp_path / "a.json", tmp_path / "b.jsonl"])) == len(read_results([tmp_path])) == 3
     with pytest.raises(UserError, match=r"None of these holds a finished run\."):

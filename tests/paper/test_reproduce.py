@@ -199,10 +199,15 @@ def test_unknown_names_are_refused():
 
 
 def test_patterns_and_sources_that_name_nothing_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
     for options, error in (
         (["--cells", "nosuch/*"], "'nosuch/*' matches no cell"),
         (["--cells", "mnist/Finetune/symm*20,mnist/SPRR/*"], "'mnist/SPRR/*' matches no cell"),
         (["forgetting", "--cells", "mnist/SPRR/*"], "'mnist/SPRR/*' matches no cell"),
+        (
+            ["--sources", str(tmp_path / "empty")],
+            "empty, which holds no finished run: leave it out; '' stands for none.",
+        ),
         (["--sources", str(tmp_path / "typo")], "typo, which does not exist"),
     ):
         done = CliRunner().invoke(app, ["reproduce", "table1", "--dry-run", "--store", str(tmp_path / "s"), *options])

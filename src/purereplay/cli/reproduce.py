@@ -45,7 +45,8 @@ def reproduce(
         "runs/store"
     ),
     sources: Annotated[
-        str, typer.Option(help="Other results that count, separated by commas: files, run folders, stores.")
+        str,
+        typer.Option(help="Other results that count, separated by commas: files, run folders, stores; '' for none."),
     ] = _SOURCES,
     out: Annotated[Path | None, typer.Option(help="Folder for the tables and figures. (default: the store)")] = None,
     form: Annotated[str, typer.Option("--format", help="Of tables: text, markdown, csv or latex.")] = "text",
@@ -103,7 +104,8 @@ def reproduce(
     others = [Path(s.strip()) for s in sources.split(",") if s.strip()]
     if missing := [path for path in others if sources != _SOURCES and not path.exists()]:
         raise UserError(f"--sources names {missing[0]}, which does not exist.")
-    kept = Store(store, others)
+    # the project's own results hold some runs several times, by versions and machines that round differently
+    kept = Store(store, others, warn=sources != _SOURCES)
     if dry_run:
         _show_plan(ask, kept, group_size, gpu=gpu)
     elif list_ or not names:
@@ -317,7 +319,7 @@ def _compute_densities(ask: Wanted, store: Store) -> None:
 
 
 def _show_results(ask: Wanted, store: Store, form: str, folder: Path) -> None:
-    from purereplay.paper.output import draw_densities, draw_figure, draw_galleries, table_lines, write_table
+    from purereplay.paper.output import draw_densities, draw_figure, draw_galleries, table_lines, title_of, write_table
     from purereplay.paper.reproduce import DENSITIES, GALLERIES, density_runs, gallery_runs
     from purereplay.report.plain import escaped
     from purereplay.report.table_text import table_text
@@ -327,7 +329,7 @@ def _show_results(ask: Wanted, store: Store, form: str, folder: Path) -> None:
         if not ask.cells(table):
             continue
         lines, about = table_lines(ask, table, store)
-        title = f"{table.name} of {table.dataset}"
+        title = title_of(table)
         if not lines:
             out.print(f"{title}: nothing is measured")
             continue

@@ -209,12 +209,14 @@ def plot(
     from purereplay.report.compare import draw_curves
     from purereplay.report.pictures import draw_run
 
-    if len(runs) == 1 and (RunDirectory(runs[0]).exists or not (runs[0].is_file() or finished_runs(runs))):
+    is_run = len(runs) == 1 and RunDirectory(runs[0]).exists
+    finished = [] if is_run else finished_runs(runs)
+    if is_run or (len(runs) == 1 and not finished and not runs[0].is_file()):
         typer.echo(f"drawn in {printable(str(draw_run(runs[0], out)))}")
         return
     if out is None:
         raise UserError("--out is missing: name a PNG, SVG or PDF file for the curves of several runs.")
-    draw_curves(finished_runs(runs), out)
+    draw_curves(finished, out)
     typer.echo(f"drawn in {printable(str(out))}")
 
 
@@ -259,7 +261,7 @@ def paper(
     """Compare runs with the paper: mean ± standard deviation, the paper's value, and whether they agree to 3 points.
 
     A run belongs to a cell if every setting that has an effect is the one that the cell asks for, also the size of the
-    buffers. Runs evaluated on validation data are skipped.
+    buffers. Runs evaluated on validation data are skipped. A line below the table states seeds, budget and version.
 
     Examples:
 
@@ -267,10 +269,12 @@ def paper(
 
         purereplay paper runs/filters/* --table filtering_e5 --markdown
     """
-    from purereplay.paper.beside import paper_lines
-    from purereplay.report.runs import show_lines
+    from purereplay.paper.output import paper_lines
+    from purereplay.report.table_text import table_text
+    from purereplay.report.terminal import out
 
-    show_lines(paper_lines(table, dataset, runs, budget=budget), markdown=markdown)
+    lines, title, about = paper_lines(table, dataset, runs, budget=budget)
+    out.print(table_text(lines, "markdown" if markdown else "text", title, about), markup=False, end="")
 
 
 @app.command()

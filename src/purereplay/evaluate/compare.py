@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from purereplay.data.episodes import tasks_version
 from purereplay.errors import UserError
-from purereplay.evaluate.identity import run_key, settings_of
-from purereplay.evaluate.records import Result, results_in
+from purereplay.evaluate.identity import settings_of
+from purereplay.evaluate.records import Found, Result, gpu_first, results_in, warn_of_conflicts
 from purereplay.evaluate.results import RunDirectory, file_exists
 from purereplay.evaluate.settings import RunSettings, changed_options
 from purereplay.learners.settings import takes_budget
@@ -26,6 +27,7 @@ MEASURES = {  # in result.json: in words
     "backward_transfer": "backward transfer",
     "forward_transfer": "forward transfer",
 }
+_DIGITS = 8  # of a digest, behind a name that several encoders may have
 
 
 class Cell(NamedTuple):
@@ -51,20 +53,23 @@ Cells = dict[tuple[str, str], Cell]  # by learner and by data
 
 
 def collect(paths: list[Path], measure: str) -> Cells:
-    """Return a measure of the finished runs in folders of runs, stores and files of results."""
+    """Return a measure of the finished runs in folders of runs, stores and files of results.
+
+    Of several results of a run the one that `records.by_key` takes counts.
+    """
     if measure not in MEASURES:
         raise UserError(f"The measure {measure!r} is unknown: choose one of {', '.join(MEASURES)}.")
-    values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    chosen: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
     finished = finished_runs(paths)
     for settings, result in finished:
-        value = result.get(measure)
-        if value is not None:
-            values[describe_learner(settings), describe_data(settings)].setdefault(settings.seed, 100 * value)
+        if result.get(measure) is not None:
+            by_seed = chosen[describe_learner(settings, result), describe_data(settings, result)]
+            by_seed[settings.seed] = min(by_seed.get(settings.seed, result), result, key=gpu_first)
     if not finished:
         raise UserError("None of these holds a finished run.")
-    if not values:
+    if not chosen:
         raise UserError(f"None of these runs has measured its {MEASURES[measure]}.")
-    return {key: Cell(list(by_seed.values())) for key, by_seed in values.items()}
+    return {row: Cell([100 * result[measure] for result in by_seed.values()]) for row, by_seed in chosen.items()}
 
 
 def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
@@ -72,36 +77,44 @@ def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:
 
     Results of learners or settings that this version does not have are left out.
     """
-    found: list[tuple[RunSettings, Result]] = []
+    finished: list[tuple[RunSettings, Result]] = []
+    found: list[Found] = []
     for path in paths:
-        if not file_exists(path):
-            continue
         if file_exists(path / "settings.json"):
             directory, settings = RunDirectory.open(path)
             if (result := directory.result()) is not None:
-                theirs = settings_of(result)
-                if theirs is not None and run_key(theirs) != run_key(settings):
-                    raise UserError(f"The files settings.json and result.json in {path} belong to different runs.")
-                found.append((settings, result))
+                finished.append((settings, result))
+                found.append(Found(result, str(path / "result.json")))
             continue
-        found += [(own, result) for result in results_in(path) if (own := settings_of(result)) is not None]
-    return found
+        there = results_in(path)
+        finished += [(own, each.result) for each in there if (own := settings_of(each.result)) is not None]
+        found += there
+    warn_of_conflicts(found)
+    return finished
 
 
-def describe_learner(settings: RunSettings) -> str:
-    """Return the learner with all options that are not at their defaults."""
+def describe_learner(settings: RunSettings, result: Result | None = None) -> str:
+    """Return the learner with all options that are not at their defaults; `result` says which features of the user."""
     robust = getattr(settings.options, "robust", "none")
     parts = [settings.learner + ("" if robust == "none" else f" + {robust}")]
     parts += [] if settings.preset == "default" else [settings.preset]
     if settings.budget != 1 and takes_budget(type(settings.options)):
         parts.append(f"budget {settings.budget:g}")
-    parts += [f"{name}={own}" for name, own in changed_options(settings).items() if name != "robust"]
+    changed = changed_options(settings)
+    if result is not None and (digest := result.get("features_digest")) is not None:
+        encoder = result.get("features_encoder") or {}
+        changed["features"] = f"{encoder.get('name', 'file')} {digest[:_DIGITS]}"
+    parts += [f"{name}={own}" for name, own in changed.items() if name != "robust"]
     return ", ".join(parts)
 
 
-def describe_data(settings: RunSettings) -> str:
-    """Return the dataset with its noise, episode and split."""
+def describe_data(settings: RunSettings, result: Result | None = None) -> str:
+    """Return the dataset with its noise, episode and split; `result` says whether its tasks are the present ones."""
     noise = "own labels" if settings.noise == "none" else f"{settings.noise} {100 * settings.noise_rate:g} %"
     more = [] if settings.episode == "A" else [f"episode {settings.episode}"]
-    more += [] if settings.encoder is None else [f"features of {settings.encoder.name}"]
+    version = tasks_version(settings.dataset, settings.noise, settings.episode)
+    if result is not None and result.get("numbers_version", 1) != version:
+        more.append("tasks of an earlier version")
+    if settings.encoder is not None:
+        more.append(f"features of {settings.encoder.name} {settings.encoder.digest[:_DIGITS]}")
     return ", ".join([settings.dataset, noise, *more, *(["validation"] if settings.validation else [])])

@@ -36,10 +36,30 @@ def read_json(path: Path, missing: str) -> Line:
     return values
 
 
-def read_text_lines(path: Path, *, follow: bool = True) -> list[str]:
-    """Return the lines of a file without their ends; OSError or ValueError if it cannot be read."""
-    lines = read_text(path, MAX_LINES, follow=follow).split("\n")
-    return lines[:-1] if not lines[-1] else lines
+def read_lines(path: Path, *, follow: bool = True) -> list[bytes]:
+    """Return the lines of a file with their ends; OSError or ValueError if it cannot be read."""
+    return io.BytesIO(_read(path, MAX_LINES, follow=follow)).readlines()
+
+
+def without_torn(lines: list[bytes]) -> list[bytes]:
+    """Return the lines without a last one that a kill cut short: it has no end and is no whole JSON."""
+    if not lines or lines[-1].endswith(b"\n"):
+        return lines
+    try:
+        json.loads(lines[-1].decode())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return lines[:-1]
+    except (ValueError, RecursionError):
+        return lines
+    return lines
+
+
+def parse_line(line: bytes) -> Line:
+    """Return the JSON object of a line of a file; ValueError if it holds anything else."""
+    try:
+        return parse_object(line.decode())
+    except json.JSONDecodeError as error:  # its text names a line, which is always 1
+        raise ValueError(f"{error.msg.removesuffix(' at')} at character {error.colno}") from None
 
 
 def read_text(path: Path, most: int, *, follow: bool = True) -> str:
@@ -47,6 +67,10 @@ def read_text(path: Path, most: int, *, follow: bool = True) -> str:
 
     `follow`: whether it may be a link.
     """
+    return _read(path, most, follow=follow).decode("utf-8")
+
+
+def _read(path: Path, most: int, *, follow: bool) -> bytes:
     with io.BufferedReader(io.FileIO(path, opener=_open if follow else _open_itself)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -54,7 +78,7 @@ def read_text(path: Path, most: int, *, follow: bool = True) -> str:
         content = b"" if found.st_size > most else file.read(most + 1)  # it may grow meanwhile
     if max(found.st_size, len(content)) > most:
         raise ValueError(f"it is larger than {most >> 20} MiB")
-    return content.decode("utf-8")
+    return content
 
 
 def _open(path: str, flags: int) -> int:

@@ -20,12 +20,14 @@ from purereplay.data.files import disk_errors, held
 from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint, write_checkpoint
-from purereplay.evaluate.json_files import Line, json_bytes, parse_object, read_json, read_text_lines
+from purereplay.evaluate.identity import run_key, settings_of
+from purereplay.evaluate.json_files import Line, json_bytes, parse_line, read_json, read_lines
 from purereplay.evaluate.kinds import COUNT, check_values
 from purereplay.evaluate.measured import RESULT, check_lines
 from purereplay.evaluate.settings import RunSettings, read_settings, to_json
 
 PICTURE = "run.png"
+NEEDED = ("learner", "noise", "noise_rate", "seed", "dataset", "accuracy")  # in every result
 OWN_FILES = (PICTURE, "result.json", "metrics.jsonl", "settings.json")  # in the order in which they are removed
 _PART = re.compile(r"(?:settings\.json|metrics\.jsonl|result\.json|run\.png)(?:\.[0-9a-f]{16})?\.part")
 _CHECKPOINT_PART = re.compile(r"checkpoint-[0-9]{8}\.safetensors(?:\.[0-9a-f]{16})?\.part")
@@ -135,12 +137,18 @@ class RunDirectory:
         return None if found is None else found[0]
 
     def read_lines(self, n: int | None = None) -> list[Line]:
-        """Return the first n lines of metrics.jsonl, or all."""
+        """Return the first n lines of metrics.jsonl, or all, which must be those of the result if there is one."""
         refuse_links([self._metrics])
+        result = self.result() if n is None else None  # before the lines: a run may finish meanwhile
+        lines: list[Line] = []
         try:
-            lines = [parse_object(line) for line in read_text_lines(self._metrics, follow=False)[:n]]
+            for number, line in enumerate(read_lines(self._metrics, follow=False)[:n], 1):
+                try:
+                    lines.append(parse_line(line))
+                except ValueError as error:
+                    raise ValueError(f"line {number} cannot be read ({error})") from None
         except FileNotFoundError:
-            lines = []
+            pass
         except OSError as error:
             raise UserError(f"{self._metrics} cannot be read: {error.strerror or error}.") from None
         except ValueError as error:
@@ -151,6 +159,10 @@ class RunDirectory:
             check_lines(lines)
         except UserError as error:
             raise UserError(f"{self._metrics} is damaged: {error}") from None
+        if result is not None and not _belong(lines, result):
+            raise UserError(
+                f"{self._metrics} and result.json belong to different runs, or one was cut short: restore them."
+            )
         return lines
 
     def finish(self, result: Line) -> None:
@@ -158,12 +170,18 @@ class RunDirectory:
         self.own.write("result.json", json_bytes(result | {"digest": result_digest(result)}))
 
     def result(self, needed: Collection[str] = ()) -> Line | None:
-        """Return result.json, or None if the run is not finished; UserError if a needed value is missing."""
+        """Return result.json, or None if the run is not finished.
+
+        UserError if it lacks a value that every result has or a needed one, or is of another run than settings.json.
+        """
         path = self.path / "result.json"
         if not file_exists(path):
             return None
         values = read_json(path, f"{path} is missing.")
         check_result(values, path, needed)
+        theirs = settings_of(values)
+        if theirs is not None and self.exists and run_key(theirs) != run_key(self.open(self.path)[1]):
+            raise UserError(f"The files settings.json and result.json in {self.path} belong to different runs.")
         return {name: value for name, value in values.items() if name != "digest"}
 
     def drop_checkpoints(self) -> None:
@@ -197,17 +215,26 @@ class RunDirectory:
             yield
 
 
-def check_result(values: Line, source: Path, needed: Collection[str] = ()) -> None:
-    """Raise UserError, with the file's name, if a result lacks a needed value or has one of the wrong kind.
+def check_result(values: Line, source: Path | str, needed: Collection[str] = ()) -> None:
+    """Raise UserError, with the file's name, if a result lacks a value or has one of the wrong kind.
 
-    Also if its values are not those that its digest covers; results of earlier versions have no digest.
+    `needed`: values beside those that every result has. Also if the values are not those that its digest covers;
+    results of earlier versions have no digest.
     """
     try:
-        check_values(values, RESULT, needed)
+        check_values(values, RESULT, [*NEEDED, *needed])
     except UserError as error:
         raise UserError(f"{source} holds no result of a run: {error}") from None
     if "digest" in values and values["digest"] != result_digest(values):
         raise UserError(f"{source} is damaged: a result in it does not match its digest.")
+
+
+def _belong(lines: list[Line], result: Line) -> bool:
+    """Return whether a run with these lines of metrics.jsonl has this result; results of early versions have less."""
+    accuracies = [line["accuracy"] for line in lines if line["event"] == "task"]
+    n_buffers = sum(line["event"] == "buffer" for line in lines)
+    expected = result.get("accuracy_after_task", accuracies), result.get("n_buffers", n_buffers)
+    return (accuracies, n_buffers) == expected and accuracies[-1:] == [result["accuracy"]]
 
 
 def file_exists(path: Path) -> bool:

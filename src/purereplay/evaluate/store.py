@@ -13,15 +13,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from purereplay.data.files import disk_errors, held
 from purereplay.data.own_folder import OwnFolder, refuse_links
 from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, result_key, run_key
-from purereplay.evaluate.json_files import json_bytes, parse_object, read_text_lines
-from purereplay.evaluate.records import NEEDED, Result, by_key, read_results, richness
-from purereplay.evaluate.results import RunDirectory, check_result, file_exists, result_digest
+from purereplay.evaluate.json_files import json_bytes, read_lines, without_torn
+from purereplay.evaluate.records import Found, Result, by_key, parse_results, results_in, richness, warn_of_conflicts
+from purereplay.evaluate.results import RunDirectory, file_exists, result_digest
 from purereplay.evaluate.settings import RunSettings
 
 RESULTS = "results.jsonl"
@@ -30,20 +29,28 @@ RESULTS = "results.jsonl"
 class Store:
     """Finished runs by key, in a folder and in other sources that are only read."""
 
-    def __init__(self, folder: Path, sources: Sequence[Path] = ()) -> None:
+    def __init__(self, folder: Path, sources: Sequence[Path] = (), *, warn: bool = True) -> None:
+        """Read the results; `warn` of those of one run that differ."""
         self.folder = folder
         self.sources = list(sources)
         self.own = OwnFolder(folder)
         self.finished: dict[RunKey, Result] = {}  # of several results of a run one of a GPU, for tables
         self.richest: dict[RunKey, Result] = {}  # the one that measured most, for curves
-        self.load()
+        found = self.load()
+        if warn:
+            warn_of_conflicts(found)
 
-    def load(self) -> None:
-        """Read all results anew."""
+    def load(self) -> list[Found]:
+        """Read all results anew, and return them."""
         elsewhere = [path for path in self.sources if file_exists(path)]
-        others = read_results(elsewhere) if elsewhere else []
-        results = [*others, *self._own_results()]
+        others = [each for path in elsewhere for each in results_in(path)]
+        if elsewhere and not others:
+            names = ", ".join(map(str, elsewhere))
+            raise UserError(f"--sources names {names}, which holds no finished run: leave it out; '' stands for none.")
+        found = [*others, *self._own_results()]
+        results = [each.result for each in found]
         self.finished, self.richest = by_key(results), by_key(results, richest=True)
+        return found
 
     def result(self, settings: RunSettings, features: str | None = None) -> Result | None:
         """Return the result of a run, or None if it is not finished."""
@@ -61,8 +68,8 @@ class Store:
             return
         line = json.dumps(result | {"digest": result_digest(result)}, allow_nan=False)
         self.make()
-        start = "\n" if self._ends_torn() else ""
-        self.own.append(RESULTS, f"{start}{line}\n".encode())
+        self._end_last_line()
+        self.own.append(RESULTS, f"{line}\n".encode())
         self.own.sync(RESULTS)
         self.finished = by_key([*self.finished.values(), result]) if key in self.finished else self.finished
         self.finished.setdefault(key, result)
@@ -76,7 +83,7 @@ class Store:
         """Add the results of those folders that hold a finished run, and delete their checkpoints."""
         taken = []
         for path in folders:
-            result = RunDirectory(path).result(NEEDED)
+            result = RunDirectory(path).result()
             if result is not None:
                 self.add(result)
                 RunDirectory(path).drop_checkpoints()
@@ -109,39 +116,27 @@ class Store:
         refuse_links(found)
         return found
 
-    def _own_results(self) -> list[Result]:
+    def _own_results(self) -> list[Found]:
         """Return the results in the store; a line that a kill cut short is skipped, its run folder has the result."""
-        results = []
-        for number, line in enumerate(self._lines(), 1):
-            try:
-                result: dict[str, Any] = parse_object(line)
-            except ValueError:
-                continue
-            try:
-                check_result(result, self.folder / RESULTS, NEEDED)
-            except UserError as error:
-                raise UserError(f"Line {number}: {error}") from None
-            results.append({name: value for name, value in result.items() if name != "digest"})
+        results = parse_results(self._lines(), self.folder / RESULTS)
         for path in self._run_folders():
-            result_of_folder = RunDirectory(path).result(NEEDED)
-            results += [] if result_of_folder is None else [result_of_folder]
+            result = RunDirectory(path).result()
+            results += [] if result is None else [Found(result, str(path / "result.json"))]
         return results
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> list[bytes]:
         path = self.folder / RESULTS
         refuse_links([path])
         try:
-            return read_text_lines(path, follow=False)
+            return read_lines(path, follow=False)
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}.") from None
 
-    def _ends_torn(self) -> bool:
-        """Return whether the last line of results.jsonl has no end."""
-        path = self.folder / RESULTS
-        if not file_exists(path) or not path.stat().st_size:
-            return False
-        with path.open("rb") as file:
-            file.seek(-1, 2)
-            return file.read(1) != b"\n"
+    def _end_last_line(self) -> None:
+        """Give the last line of results.jsonl its end, or remove it if a kill cut it short."""
+        lines = self._lines()
+        if lines and not lines[-1].endswith(b"\n"):
+            whole = b"".join(without_torn(lines))
+            self.own.write(RESULTS, whole if whole.endswith(b"\n") or not whole else whole + b"\n")

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from purereplay.errors import UserError
 from purereplay.evaluate.compare import Cell
-from purereplay.evaluate.records import Result, by_key, read_results
-from purereplay.paper.cells import PRETRAINED, Choice, encoder_name, our_cells, table_cells
-from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
+from purereplay.evaluate.records import Result, by_key
+from purereplay.paper.cells import PRETRAINED, Choice, our_cells, table_cells
+from purereplay.paper.numbers import Column, PaperTable, paper_tables
 from purereplay.report.plain import escaped
 
 CLOSE = 3.0  # points within which a cell counts as reproduced
 
 Cells = dict[tuple[str, Column], Cell]
-
-
-def paper_lines(name: str, dataset: str, paths: list[Path], *, budget: float = 1.0) -> list[list[str]]:
-    """Return a table of the paper with our cells and a verdict on each, as lines of cells."""
-    table = paper_table(name, dataset)
-    results = read_results(paths)
-    cells = cells_of(table, results, budget)
-    if not cells:
-        raise UserError(f"None of these runs belongs to the table {name} of {dataset}.")
-    choice = Choice(budget=budget)
-    return beside(table, cells, encoder_name(table_cells(table, choice), by_key(results), choice))
 
 
 def paper_accuracy(result: Result) -> float | None:

@@ -8,19 +8,34 @@ from pathlib import Path
 
 from purereplay import __version__
 from purereplay.data.files import disk_errors, write_whole
+from purereplay.errors import UserError
 from purereplay.evaluate.identity import RunKey, run_key
-from purereplay.evaluate.records import Result
+from purereplay.evaluate.records import Result, by_key, read_results
 from purereplay.evaluate.settings import RunSettings
 from purereplay.evaluate.store import Store
 from purereplay.paper.beside import beside
-from purereplay.paper.cells import Choice, encoder_name, our_cells, our_results
+from purereplay.paper.cells import Choice, PaperCell, encoder_name, our_cells, our_results, table_cells
 from purereplay.paper.densities import density_panel, kept_fits
 from purereplay.paper.figures import FIGURES, Panel, PaperFigure, figure_runs, panel_table
 from purereplay.paper.galleries import CLASSES, gallery, held_at_end
-from purereplay.paper.numbers import PaperTable
+from purereplay.paper.numbers import PaperTable, paper_table
 from purereplay.paper.reproduce import Wanted
 from purereplay.report.pictures_lines import DrawnCurve, DrawnPanel, draw_images, draw_panels
 from purereplay.report.table_text import FORMS, table_text
+
+
+def paper_lines(name: str, dataset: str, paths: list[Path], *, budget: float = 1.0) -> tuple[list[list[str]], str, str]:
+    """Return a table of the paper beside the finished runs in `paths` as lines of cells, its title and a note."""
+    table, choice = paper_table(name, dataset), Choice(budget)
+    lines, about = _lines_of(table, table_cells(table, choice), by_key(read_results(paths)), choice)
+    if not lines:
+        raise UserError(f"None of these runs belongs to the table {name} of {dataset}.")
+    return lines, title_of(table), about
+
+
+def title_of(table: PaperTable) -> str:
+    """Return the title of a table."""
+    return f"{table.name} of {table.dataset}"
 
 
 def table_lines(ask: Wanted, table: PaperTable, store: Store) -> tuple[list[list[str]], str]:
@@ -28,8 +43,13 @@ def table_lines(ask: Wanted, table: PaperTable, store: Store) -> tuple[list[list
 
     The note states seeds, budget and version.
     """
-    cells = ask.cells(table)
-    ours = our_cells(cells, store.finished, ask.choice)
+    return _lines_of(table, ask.cells(table), store.finished, ask.choice)
+
+
+def _lines_of(
+    table: PaperTable, cells: list[PaperCell], finished: dict[RunKey, Result], choice: Choice
+) -> tuple[list[list[str]], str]:
+    ours = our_cells(cells, finished, choice)
     asked = {(cell.method, cell.column) for cell in cells}
     shown = table._replace(
         values={key: value for key, value in table.values.items() if key in asked},
@@ -37,9 +57,9 @@ def table_lines(ask: Wanted, table: PaperTable, store: Store) -> tuple[list[list
     )
     if not ours:
         return [], ""
-    used = [r for _, by_seed in our_results(cells, store.finished, ask.choice) for r in by_seed.values()]
-    lines = beside(shown, ours, encoder_name(cells, store.finished, ask.choice))
-    return lines, note(used, ask.choice, f"{len(ours)} of {len(cells)} cells measured")
+    used = [r for _, by_seed in our_results(cells, finished, choice) for r in by_seed.values()]
+    lines = beside(shown, ours, encoder_name(cells, finished, choice))
+    return lines, note(used, choice, f"{len(ours)} of {len(cells)} cells measured")
 
 
 def write_table(lines: list[list[str]], title: str, about: str, form: str, folder: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from purereplay.errors import UserError
 from purereplay.evaluate.compare import MEASURES, Cell, Cells, describe_data, describe_learner
-from purereplay.evaluate.records import Result
+from purereplay.evaluate.records import Result, richest_first
 from purereplay.evaluate.settings import RunSettings
 from purereplay.report.pictures import draw_bars
 from purereplay.report.pictures_lines import DrawnCurve, DrawnPanel, draw_panels
@@ -43,19 +43,20 @@ def show_comparison(cells: Cells, measure: str, picture: Path | None, *, follow:
 
 def draw_curves(runs: list[tuple[RunSettings, Result]], path: Path) -> None:
     """Draw the accuracy after each task of finished runs, with a band over seeds: a panel for each kind of data."""
-    found: dict[str, dict[str, dict[int, list[float]]]] = {}  # data, learner, seed
+    found: dict[str, dict[str, dict[int, Result]]] = {}  # data, learner, seed
     for settings, result in runs:
-        values = result.get("accuracy_after_task") or []
-        if len(values) > 1:
-            of_data = found.setdefault(describe_data(settings), {})
-            of_data.setdefault(describe_learner(settings), {}).setdefault(settings.seed, [100 * v for v in values])
+        if len(result.get("accuracy_after_task") or []) > 1:
+            of_data = found.setdefault(describe_data(settings, result), {})
+            by_seed = of_data.setdefault(describe_learner(settings, result), {})
+            by_seed[settings.seed] = min(by_seed.get(settings.seed, result), result, key=richest_first)
     if not found:
         raise UserError("None of these holds a finished run that was evaluated after each task.")
     panels = []
     for data, learners in found.items():
         curves = []
         for name, by_seed in learners.items():
-            cells = [Cell(list(values)) for values in zip(*by_seed.values(), strict=False)]
+            after_task = [[100 * value for value in result["accuracy_after_task"]] for result in by_seed.values()]
+            cells = [Cell(list(values)) for values in zip(*after_task, strict=False)]
             spreads = [math.nan if cell.spread is None else cell.spread for cell in cells]
             xs = [float(i + 1) for i in range(len(cells))]
             curves.append(DrawnCurve(name, xs, [cell.mean for cell in cells], spreads))

@@ -37,7 +37,7 @@ class Run(NamedTuple):
     @property
     def group(self) -> str:
         """Learner and data; runs of one group differ by their seed alone."""
-        return f"{describe_learner(self.settings)} on {describe_data(self.settings)}"
+        return f"{describe_learner(self.settings, self.result)} on {describe_data(self.settings, self.result)}"
 
 
 def read_runs(paths: list[Path]) -> list[Run]:
@@ -45,7 +45,7 @@ def read_runs(paths: list[Path]) -> list[Run]:
     runs = []
     for path in paths:
         directory, settings = RunDirectory.open(path)
-        result = directory.result(("accuracy", _TASKS, "seconds"))
+        result = directory.result((_TASKS, "seconds"))
         if result is not None:
             runs.append(Run(path, settings, result, directory.read_lines()))
     if not runs:

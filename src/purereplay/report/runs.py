@@ -21,7 +21,6 @@ from purereplay.learners.registry import PRESETS, Entry
 from purereplay.learners.settings import choices, field_of
 from purereplay.report.pictures import draw_run
 from purereplay.report.plain import escaped
-from purereplay.report.table_text import table_text
 from purereplay.report.terminal import duration, out, percent
 
 _SHOWN = (  # values of a result that are printed
@@ -211,14 +210,3 @@ def default_text(f: Any) -> str:
 def setting_text(value: Any) -> str:
     """Return a value as it is written on the command line."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def show_lines(lines: list[list[str]], *, markdown: bool) -> None:
-    """Print a table given as lines of cells, the head first."""
-    if markdown:
-        out.print(table_text(lines, "markdown"), markup=False, end="")
-        return
-    table = Table(*map(escaped, lines[0]), box=None, padding=(0, 2, 0, 0))
-    for line in lines[1:]:
-        table.add_row(*map(escaped, line))
-    out.print(table)
