@@ -181,7 +181,7 @@ def test_the_table_of_some_runs_says_what_it_shows(tmp_path, form):
     path.write_text("".join(json.dumps(each) + "\n" for each in results))
     shown = CliRunner().invoke(app, ["paper", str(path), "--budget", "0.1", *form]).output
     assert "overall_accuracy of mnist" in shown and "85.0 ± 0.0 (86.7)" in shown
-    assert "seeds 1 to 2, 4; 0.1 times SPR's self-supervised epochs; computed by purereplay 0.1.0; made by" in shown
+    assert "seeds 1 to 2, 4; 0.1 times SPR's self-supervised epochs; " in shown and "purereplay 0.1.0" in shown
 
 
 def test_results_are_read_from_files(tmp_path):

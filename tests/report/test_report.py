@@ -226,6 +226,7 @@ def test_the_table_of_a_sweep_shows_whole_names(monkeypatch):
     ]
     result = {"accuracy": 0.5, "accuracy_after_task": [0.5], "forgetting": 0.1, "stream_noise": 0.4, "n_passed": 3}
     result |= {"passed_noise": 0.1, "purity": 0.9, "filtered_noise": 0.3, "seconds": {"total": 12.0}, "budget": 1}
+    result |= {"learner": "spr", "dataset": "digits", "noise": "symmetric", "noise_rate": 0.4, "seed": 1}
     monkeypatch.setattr(terminal_runs, "_draw", lambda path: None)
     for is_terminal in (False, True):
         text = io.StringIO()
