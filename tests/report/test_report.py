@@ -17,11 +17,13 @@ from tiny_state import items, tiny
 
 from purereplay.cli import main
 from purereplay.evaluate.running import SweepOutcome
+from purereplay.nets.lockstep import Account
 from purereplay.paper.beside import paper_accuracy
 from purereplay.report import runs as terminal_runs
 from purereplay.report.histograms import histogram
 from purereplay.report.page import Tile, gallery, histograms, page, paragraph, table
 from purereplay.report.sinks import Sinks
+from purereplay.report.terminal import seconds_left
 
 SMALL = ["--dataset", "digits", "--preset", "demo", "--device", "cpu", "--set", "hidden=8", "--set", "base_epochs=1"]
 SMALL += ["--set", "expert_epochs=1", "--set", "finetune_epochs=1"]
@@ -143,6 +145,13 @@ def test_the_papers_accuracy():
     assert paper_accuracy(run | usual) == 86.7
     assert paper_accuracy(run | usual | {"preset": "demo"}) is None
     assert paper_accuracy(run | usual | {"dataset": "digits"}) is None
+
+
+def test_a_phase_that_is_not_measured_yet_takes_as_long_per_image_as_the_others():
+    account = Account({"base": 10.0}, {"base": 100})  # 0.1 s a step of 300 images
+    total, images = {"base": 200, "finetune": 600}, {"base": 300, "finetune": 15}
+    assert seconds_left(total, [account], None, images) == pytest.approx(100 * 0.1 + 600 * 0.1 * 15 / 300)
+    assert seconds_left(total, [account], None) == pytest.approx(100 * 0.1 + 600 * 0.1)
 
 
 def test_nothing_is_left_of_what_is_done():

@@ -56,7 +56,7 @@ class Rates:
             for phase, steps in result["steps"].items():
                 for key in _keys(settings, phase):
                     seconds[key] += result["seconds"].get(phase, 0.0)
-                    images[key] += steps * _images(settings, phase)
+                    images[key] += steps * images_a_step(settings, phase)
         self._rates = {key: seconds[key] / n for key, n in images.items() if n}
         self._others = {kind: sorted(values)[len(values) // 2] for kind, values in others.items()}
 
@@ -76,7 +76,7 @@ class Rates:
                 if rate is None:
                     return None
                 if not (phase == "expert" and trained_before):
-                    total += rate * steps * _images(settings, phase)
+                    total += rate * steps * images_a_step(settings, phase)
         return total
 
     def _rate(self, settings: RunSettings, phase: str) -> float | None:
@@ -134,7 +134,8 @@ def _keys(settings: RunSettings, phase: str, robust: str | None = None) -> list[
     ]
 
 
-def _images(settings: RunSettings, phase: str) -> int:
+def images_a_step(settings: RunSettings, phase: str) -> int:
+    """Return the number of images in a training step, or 1 if it is not known."""
     if phase == "filter":
         return _FILTER_BATCH
     return sum(getattr(settings.options, name, 0) for name in _BATCH.get(phase, ())) or 1

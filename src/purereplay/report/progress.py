@@ -13,6 +13,7 @@ from rich.progress import TaskID
 from purereplay.errors import Interrupted
 from purereplay.evaluate.experiment import Experiment
 from purereplay.evaluate.judge import Line
+from purereplay.evaluate.rates import images_a_step
 from purereplay.evaluate.running import Observer
 from purereplay.evaluate.settings import RunSettings
 from purereplay.nets.engine import TrainingProgress
@@ -150,4 +151,5 @@ def remaining(experiments: list[Experiment], now: TrainingProgress | None) -> fl
     """Return the seconds that runs still take."""
     phases = {phase for e in experiments for phase in e.workload.steps}
     total = {phase: sum(e.workload.steps.get(phase, 0) for e in experiments) for phase in phases}
-    return seconds_left(total, [e.account for e in experiments], now)
+    images = {phase: max(images_a_step(e.settings, phase) for e in experiments) for phase in phases}
+    return seconds_left(total, [e.account for e in experiments], now, images)

@@ -124,15 +124,25 @@ def times(n: int) -> str:
     return "once" if n == 1 else f"{n:,} times"
 
 
-def seconds_left(total: dict[str, int], accounts: list[Account], now: TrainingProgress | None) -> float | None:
-    """Return the seconds for the remaining steps by each phase's measured speed; a new phase counts as average."""
+def seconds_left(
+    total: dict[str, int],
+    accounts: list[Account],
+    now: TrainingProgress | None,
+    images: dict[str, int] | None = None,
+) -> float | None:
+    """Return the seconds for the remaining steps by each phase's measured speed.
+
+    A new phase counts as average, per image if `images` gives the number of images in a step of each phase.
+    """
+    sizes = images or dict.fromkeys(total, 1)
     seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in accounts) for phase in total}
     done = {phase: sum(a.steps.get(phase, 0) for a in accounts) for phase in total}
     speeds = {phase: seconds[phase] / done[phase] for phase in total if done[phase]}
     if not speeds:
         return None
-    average = sum(speeds.values()) / len(speeds)
+    average = sum(speed / sizes[phase] for phase, speed in speeds.items()) / len(speeds)
     running = {now.phase: now.done * now.n_networks} if now else {}
     return sum(
-        max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, average) for phase in total
+        max(0, total[phase] - done[phase] - running.get(phase, 0)) * speeds.get(phase, average * sizes[phase])
+        for phase in total
     )
