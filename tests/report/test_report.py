@@ -210,6 +210,7 @@ def test_a_learner_that_trains_once_at_the_end_shows_the_remaining_time(monkeypa
         workload=SimpleNamespace(n_buffers=5, steps={"scratch": 200}),
         learner=SimpleNamespace(n_done=5),
         account=SimpleNamespace(seconds={}, steps={}),
+        settings=SimpleNamespace(options=None),
     )
     lines: list[str] = []
     with Progress() as bars, ExitStack() as stack:
