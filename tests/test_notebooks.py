@@ -36,7 +36,7 @@ def test_clean_my_labels():
     first = names["doubtful"][:200]
     assert (names["labels"][first] != names["truth"][first]).mean() > 0.95
     assert names["before"] > 0.94
-    assert names["after"] >= names["before"] - 0.005
+    assert names["after"] >= names["before"] - 0.01  # the standard error of an accuracy on 597 images
     assert names["clean"] > names["noisy"]
 
 

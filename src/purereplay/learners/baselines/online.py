@@ -11,10 +11,10 @@ epoch the number of steps that replay needs for one pass over the memory, unless
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ LR_BY_NETWORK = {"mlp": 2e-5, "resnet18": 5e-4}
 class OnlineSettings(NetworkSettings):
     """Settings of a learner that trains on every batch once."""
 
+    lr_by_network: ClassVar[Mapping[str, float]] = LR_BY_NETWORK
+
     batch_size: int = setting("incoming samples of a step", 10, unit="samples", source="paper")
     optimizer: Literal["adam", "sgd"] = setting("optimizer", "adam", source="not in the paper")
     lr: float = setting(
@@ -52,7 +54,7 @@ class OnlineSettings(NetworkSettings):
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:
         values = super().fill(chosen, facts, preset)
-        values.setdefault("lr", LR_BY_NETWORK.get(values["network"], 1.0))
+        values.setdefault("lr", cls.lr_by_network.get(values["network"], 1.0))
         return values
 
 

@@ -23,7 +23,13 @@ from purereplay.learners.base import DataSpec
 from purereplay.learners.baselines.augmentation import ViewSettings, settings_views
 from purereplay.learners.baselines.base import common_arguments, make_memory
 from purereplay.learners.baselines.crs import Crs
-from purereplay.learners.baselines.online import ONLINE_DEMO, MemorySettings, count_online_steps, online_training
+from purereplay.learners.baselines.online import (
+    LR_BY_NETWORK,
+    ONLINE_DEMO,
+    MemorySettings,
+    count_online_steps,
+    online_training,
+)
 from purereplay.learners.registry import Entry
 from purereplay.learners.robust.settings import RobustLoss
 from purereplay.learners.settings import setting
@@ -45,7 +51,11 @@ class ScrSettings(MemorySettings, ViewSettings):
     """Settings of SCR; batches of 10 incoming samples are also those of Mai 2021."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"demo": DEMO, "published": PUBLISHED}
+    lr_by_network: ClassVar[Mapping[str, float]] = LR_BY_NETWORK | {"mlp": 1e-4}
 
+    lr: float = setting(
+        "learning rate", by_data="0.0001 for the mlp, best on validation data; 0.0005 for the resnet18, as `crs`"
+    )
     replay_size: int = setting("replayed samples of a step", 100, unit="samples", source="Mai 2021")
     temperature: float = setting("temperature of the loss", 0.07, source="Mai 2021")
     projection_size: int = setting("outputs of the projection head", 128, unit="units", source="Mai 2021")
