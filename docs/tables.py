@@ -221,7 +221,7 @@ TABLES: dict[str, Table | Names | Opinions | Ideas | BesidePaper | Verdicts | Mi
                 files="pure-replay/mnist-rival-rates.jsonl",
                 where={"learner": name, "changed": {} if lr == 2e-5 else {"lr": lr}},
             )
-            for name in ("er-ace", "der++", "er-mkd")
+            for name in ("er-ace", "der++", "er-mkd", "scr")
             for lr in (2e-5, 1e-4, 5e-4, 2e-3)
         },
         columns={str(noise): mean(noise=noise) for noise in (NOISES[1], NOISES[4])} | {"mean": mean()},
