@@ -94,9 +94,9 @@ class PlainTraining:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        weights = self.optimizer.param_groups[0]["params"]
-        for average, weight in zip(self.average, weights, strict=bool(self.average)):
-            average.lerp_(weight.detach(), 0.01)
+        if self.average:
+            with torch.no_grad():
+                torch._foreach_lerp_(self.average, self.optimizer.param_groups[0]["params"], 0.01)
 
 
 def plain_clean_probability(

@@ -386,9 +386,7 @@ def main() -> None:
         parser.error(f"--only {unknown[0]} is unknown: choose from {', '.join(parts)}")
     rows: list[Row] = []
     for part in wanted:
-        for row in shown(
-            parts[part](), max(len(case.name) for case in [*CASES, *(JOINT_CASES if part == "joint" else [])])
-        ):
+        for row in shown(parts[part](), max(len(case.name) for case in (JOINT_CASES if part == "joint" else CASES))):
             rows.append(row)
             if options.json:  # after every row, so that an interruption loses nothing
                 options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

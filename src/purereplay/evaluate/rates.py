@@ -69,8 +69,9 @@ class Rates:
         total, experts = 0.0, set()
         for settings in runs:
             total += next((self._others[kind] for kind in _other_keys(settings) if kind in self._others), 0.0)
-            trained_before = same_experts(settings) in experts
-            experts.add(same_experts(settings))
+            key = same_experts(settings)
+            trained_before = key in experts
+            experts.add(key)
             for phase, steps in _steps(settings).items():
                 rate = self._rate(settings, phase)
                 if rate is None:

@@ -136,7 +136,12 @@ class Store:
 
     def _end_last_line(self) -> None:
         """Give the last line of results.jsonl its end, or remove it if a kill cut it short."""
-        lines = self._lines()
-        if lines and not lines[-1].endswith(b"\n"):
-            whole = b"".join(without_torn(lines))
-            self.own.write(RESULTS, whole if whole.endswith(b"\n") or not whole else whole + b"\n")
+        path = self.folder / RESULTS
+        if not file_exists(path) or not path.stat().st_size:
+            return
+        with path.open("rb") as file:  # its last byte, since a store may hold thousands of runs
+            file.seek(-1, 2)
+            if file.read(1) == b"\n":
+                return
+        whole = b"".join(without_torn(self._lines()))
+        self.own.write(RESULTS, whole if whole.endswith(b"\n") or not whole else whole + b"\n")
