@@ -26,7 +26,8 @@ KEPT = Path(__file__).parent.parent / "kept" / "0.1.0"
 RESULT = json.loads((KEPT / "finished" / "spr" / "result.json").read_text())
 LINES = [json.loads(line) for line in (KEPT / "finished" / "spr" / "metrics.jsonl").read_text().splitlines()]
 PAPER = RESULT | {"dataset": "mnist", "preset": "default", "changed": {}}
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+# an empty PYTHONUNBUFFERED: what fails to be written stays buffered, as on most machines
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONUNBUFFERED": ""}
 TINY = ["--dataset", "digits", "--preset", "demo", "--device", "cpu", "--learner", "finetune", "--set", "hidden=4"]
 
 

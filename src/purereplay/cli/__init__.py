@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import suppress
 
 import typer
 
@@ -47,8 +46,10 @@ def main() -> None:
 
 def _complain(text: str) -> None:
     """Print an error on standard error, which may be full as well."""
-    with suppress(OSError):
+    try:
         typer.echo(f"purereplay: {printable(text)}", err=True)
+    except OSError:
+        output.discard(sys.stderr)
 
 
 def _sentence(error: Exception) -> str | None:

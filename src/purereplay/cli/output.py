@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 # of a write to standard output; a read-only or missing file has others
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
@@ -43,10 +44,10 @@ def failed(error: OSError) -> bool:
     return error.filename is None and error.errno in _FAILURES
 
 
-def discard() -> None:
-    """Send what is still buffered nowhere; the interpreter would try to write it once more at its end."""
+def discard(stream: TextIO | None = None) -> None:
+    """Send what standard output or a stream still buffers nowhere; the interpreter would write it again at its end."""
     with suppress(OSError, AttributeError):  # it may have no file behind it
-        number = sys.stdout.fileno()
+        number = (stream or sys.stdout).fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
         os.close(nowhere)
