@@ -296,7 +296,8 @@ def test_bad_input_is_reported_and_changes_nothing(case):
     [
         ({"preset": "none"}, "preset 'none' is unknown"),
         ({"learner": "none"}, "learner 'none' is unknown"),
-        ({"learner": "gdumb"}, "learner gdumb does not score samples: choose one of full-memory, spr, pure-replay"),
+        ({"learner": 3}, "learner 3 is unknown: choose one of full-memory, spr, pure-replay"),
+        ({"learner": "gdumb"}, "learner 'gdumb' does not score samples: choose one of full-memory, spr, pure-replay"),
         ({"settings": {"sharpening": 0.5}}, "setting 'sharpening' is unknown"),
         ({"learner": "pure-replay", "settings": {"sharpening": 2.0}}, "sharpening must be at least 0 and at most 1"),
         ({"settings": {"grafs": 3}}, "setting 'grafs' is unknown"),

@@ -400,6 +400,11 @@ def test_without_noise_there_is_one_run_whatever_the_rates(tmp_path):
     }
 
 
+def test_in_a_sweep_learners_without_self_supervised_epochs_have_no_budget(tmp_path):
+    runs = sweep_runs(tmp_path, learner="crs,spr", budget="0.1,1")
+    assert [path.name for path in runs] == ["learner-crs", "learner-spr_budget-0.1", "learner-spr_budget-1"]
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_a_run_ends_with_the_same_bits_alone_and_in_a_sweep(tmp_path):
     noises = {"noise": "symmetric:0.2,symmetric:0.4", "budget": "0.1", "seed": "1,2"}

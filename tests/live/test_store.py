@@ -318,8 +318,8 @@ def test_the_settings_of_a_state_cannot_change(state, wanted, sentence):
     [
         (Wanted(preset="nonsense"), "'nonsense' is unknown"),
         (Wanted(learner="nonsense"), "learner 'nonsense' is unknown"),
-        (Wanted(learner="crs"), "learner crs does not score samples: choose one of full-memory, spr, pure-replay"),
-        (Wanted(learner="self-replay"), "learner self-replay does not score samples"),
+        (Wanted(learner="crs"), "learner 'crs' does not score samples: choose one of full-memory, spr, pure-replay"),
+        (Wanted(learner="self-replay"), "learner 'self-replay' does not score samples"),
         (Wanted(learner="self-centered-filter", overrides={"self_replay": "every-buffer"}), "has self_replay=never"),
         (Wanted(learner="pure-replay", overrides={"sharpening": "2"}), "sharpening must be at least 0 and at most 1"),
         (Wanted(learner="pure-replay", overrides={"replay": "union"}), "trains on halves of D and P"),

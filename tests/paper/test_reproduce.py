@@ -27,7 +27,7 @@ from purereplay.paper.beside import beside
 from purereplay.paper.cells import Choice, encoder_name, our_cells, our_results, table_cells
 from purereplay.paper.figures import FIGURES, figure_runs, top_three
 from purereplay.paper.numbers import Column, PaperTable, paper_table, paper_tables
-from purereplay.paper.output import note
+from purereplay.paper.output import draw_figure, note
 from purereplay.paper.reproduce import coverage, missing_runs, ordered_plan, wanted
 from purereplay.report.table_text import table_text
 from small_onnx import write_onnx
@@ -173,16 +173,22 @@ def test_experts_that_runs_share_are_estimated_once(kept):
 
 def test_figures_have_the_runs_that_the_paper_compares(kept):
     for figure in FIGURES.values():
-        assert figure_runs(figure, Choice())
+        assert figure_runs(figure.panels(Choice()))
     assert top_three("mnist", SYMMETRIC) == ["SPR", "CRS + L2R", "MIR + L2R"]
-    learners = {run.learner for _, run in figure_runs(FIGURES["supervised_base"], Choice())}
+    learners = {run.learner for _, run in figure_runs(FIGURES["supervised_base"].panels(Choice()))}
     assert learners == {"spr", "supervised-base"}
-    memories = {getattr(run.options, "memory", "") for _, run in figure_runs(FIGURES["noise_robustness"], Choice())}
+    robustness = figure_runs(FIGURES["noise_robustness"].panels(Choice()))
+    memories = {getattr(run.options, "memory", "") for _, run in robustness}
     assert memories == {"", "reservoir"}
     panel = FIGURES["variance"].panels(Choice())[0]
     points = panel.series[0].points(kept.finished)
     assert sorted(points) == [1, 2, 3, 4, 5] and len(points[5].values) == 5
     assert points[5].mean == pytest.approx(86.9, abs=0.1) and panel.series[0].paper == {5: 86.7}
+
+
+def test_a_figure_shows_the_datasets_that_are_asked_for(kept, tmp_path):
+    *_, points = draw_figure(ask("forgetting", cells="cifar10/CRS"), "forgetting", kept, tmp_path)
+    assert {point["panel"] for point in csv.DictReader(points.open())} == {"CIFAR-10"}
 
 
 def test_a_curve_needs_an_evaluation_after_each_task():

@@ -191,12 +191,10 @@ def _print_table(lines: list[list[str]]) -> None:
 
 def _figure_lines(ask: Wanted, store: Store) -> list[list[str]]:
     from purereplay.paper.figures import FIGURES
-    from purereplay.paper.reproduce import fits_dataset
 
     lines = [["figure", "curves", "measured", "partly", "title"]]
     for name in ask.figures:
-        curves = [s for panel in FIGURES[name].panels(ask.choice) for s in panel.series]
-        curves = [s for s in curves if fits_dataset(s.runs[0].dataset, ask.patterns)]
+        curves = [series for panel in ask.panels(name) for series in panel.series]
         if not curves:
             continue
         found = [len(s.points(store.richest)) for s in curves]
@@ -336,7 +334,7 @@ def _show_results(ask: Wanted, store: Store, form: str, folder: Path) -> None:
         typer.echo(table_text(lines, form, title, about), nl=False)
         path = write_table(lines, title, about, form, folder / "tables", f"{table.name}-{table.dataset}")
         out.print(f"in {escaped(path)}\n")
-    drawn_by_name = {name: draw_figure(name, store, ask.choice, folder / "figures") for name in ask.figures}
+    drawn_by_name = {name: draw_figure(ask, name, store, folder / "figures") for name in ask.figures}
     if DENSITIES in ask.others:
         drawn_by_name[DENSITIES] = draw_densities(density_runs(ask), store, ask.choice, folder / "figures")
     if GALLERIES in ask.others:

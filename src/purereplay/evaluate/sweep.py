@@ -8,6 +8,7 @@ from pathlib import Path
 
 from purereplay.errors import UserError
 from purereplay.evaluate.settings import RunSettings
+from purereplay.learners.settings import takes_budget
 
 
 def combinations(
@@ -18,7 +19,7 @@ def combinations(
     `lists` has an item per option and setting, `resolve` makes a run from one value of each. A noise may have its own
     rate, `asymmetric:0.2`. Then every noise but `none` must have one, and the option noise_rate is not used. The name
     of a setting may start with a learner, `gdumb.epochs`; it then concerns the runs of that learner only. Runs without
-    noise have no noise_rate.
+    noise have no noise_rate, and learners without self-supervised epochs have no budget.
     """
     values = {name: [v.strip() for v in text.split(",")] for name, text in lists.items()}
     for name, choices in values.items():
@@ -40,8 +41,10 @@ def combinations(
         foreign = [name for name in varied if "." in name and name.rpartition(".")[0] != chosen["learner"]]
         if run.noise == "none":
             foreign.append("noise_rate")
+        if not takes_budget(type(run.options)):
+            foreign.append("budget")
         if any(chosen[name] != values[name][0] for name in foreign):
-            continue  # another learner's setting, or a rate of no noise, would only repeat this run
+            continue  # a value that does not concern this run would only repeat it
         named = [name for name in varied if name not in foreign]
         folder = "_".join(f"{name}-{chosen[name]}".replace("/", "-").replace(":", "-") for name in named) or "run"
         if run in folders:

@@ -11,7 +11,7 @@ from typing import Any
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec
 from purereplay.learners.full_memory import NAME
-from purereplay.learners.registry import Entry, entries, entry
+from purereplay.learners.registry import Entry, entries, entry, names
 from purereplay.learners.settings import DataFacts, resolve
 from purereplay.learners.spr.learner import SPR
 from purereplay.learners.spr.settings import SprSettings
@@ -23,10 +23,11 @@ UNNAMED = "spr"  # the learner of states and saved estimators that name none
 
 def own_entry(name: str) -> Entry:
     """Return the entry of a learner; UserError unless it scores samples."""
-    found = entry(name)
-    if not _scores(found):
+    found = entry(name) if name in names() else None
+    if found is None or not _scores(found):
+        fault = "is unknown" if found is None else "does not score samples"
         known = ", ".join([NAME, *(each.name for each in entries() if _scores(each))])
-        raise UserError(f"The learner {name} does not score samples: choose one of {known}.")
+        raise UserError(f"The learner {name!r} {fault}: choose one of {known}.")
     return found
 
 

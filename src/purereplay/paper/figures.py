@@ -6,7 +6,7 @@ no numbers of its figures; where one of its tables has the number of a point, th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from purereplay.evaluate.compare import Cell
@@ -71,6 +71,10 @@ class Panel(NamedTuple):
     series: tuple[Series, ...]
     x_label: str
     y_label: str = "accuracy, %"
+
+    @property
+    def dataset(self) -> str:
+        return self.series[0].runs[0].dataset
 
 
 class PaperFigure(NamedTuple):
@@ -247,9 +251,9 @@ FIGURES = {
 }
 
 
-def figure_runs(figure: PaperFigure, choice: Choice) -> list[tuple[Series, RunSettings]]:
-    """Return every run of a figure with the curve that needs it."""
-    return [(series, run) for panel in figure.panels(choice) for series in panel.series for run in series.runs]
+def figure_runs(panels: Iterable[Panel]) -> list[tuple[Series, RunSettings]]:
+    """Return every run of some panels with the curve that needs it."""
+    return [(series, run) for panel in panels for series in panel.series for run in series.runs]
 
 
 def _results_of(run: RunSettings, finished: dict[RunKey, Result], seeds: set[int] | None) -> list[Result]:

@@ -16,7 +16,7 @@ from purereplay.evaluate.store import Store
 from purereplay.paper.beside import beside
 from purereplay.paper.cells import Choice, PaperCell, encoder_name, our_cells, our_results, table_cells
 from purereplay.paper.densities import density_panel, kept_fits
-from purereplay.paper.figures import FIGURES, Panel, PaperFigure, figure_runs, panel_table
+from purereplay.paper.figures import FIGURES, Panel, figure_runs, panel_table
 from purereplay.paper.galleries import CLASSES, gallery, held_at_end
 from purereplay.paper.numbers import PaperTable, paper_table
 from purereplay.paper.reproduce import Wanted
@@ -71,19 +71,19 @@ def write_table(lines: list[list[str]], title: str, about: str, form: str, folde
     return path
 
 
-def draw_figure(name: str, store: Store, choice: Choice, folder: Path) -> list[Path]:
+def draw_figure(ask: Wanted, name: str, store: Store, folder: Path) -> list[Path]:
     """Draw a figure as PNG and SVG and write its points as CSV; returns the files, none if nothing is measured."""
-    figure = FIGURES[name]
-    panels = [panel for panel in figure.panels(choice) if _has_points(panel, store.richest)]
+    title = FIGURES[name].title
+    panels = [panel for panel in ask.panels(name) if _has_points(panel, store.richest)]
     if not panels:
         return []
-    used = _results_of(figure, store, choice)
+    used = _results_of(panels, store)
     rows = [row for panel in panels for row in panel_table(panel, store.richest)]
     lines = [list(rows[0]), *(["" if v is None else str(v) for v in row.values()] for row in rows)]
-    about = note(used.values(), choice, "bands: standard deviation over seeds; rings: the paper's tables")
-    points = write_table(lines, figure.title, about, "csv", folder, name)
+    about = note(used.values(), ask.choice, "bands: standard deviation over seeds; rings: the paper's tables")
+    points = write_table(lines, title, about, "csv", folder, name)
     pictures = [folder / f"{name}.png", folder / f"{name}.svg"]
-    draw_panels([_drawn(panel, store.richest) for panel in panels], figure.title, about, pictures)
+    draw_panels([_drawn(panel, store.richest) for panel in panels], title, about, pictures)
     return [*pictures, points]
 
 
@@ -148,8 +148,8 @@ def _ranges(seeds: list[int]) -> str:
     return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts)
 
 
-def _results_of(figure: PaperFigure, store: Store, choice: Choice) -> dict[RunKey, Result]:
-    wanted = {run_key(run).cell: series for series, run in figure_runs(figure, choice)}
+def _results_of(panels: list[Panel], store: Store) -> dict[RunKey, Result]:
+    wanted = {run_key(run).cell: series for series, run in figure_runs(panels)}
     return {
         key: result
         for key, result in store.richest.items()

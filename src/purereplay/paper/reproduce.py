@@ -26,7 +26,7 @@ from purereplay.paper.cells import (
     table_cells,
     why_not_dataset,
 )
-from purereplay.paper.figures import FIGURES, figure_runs
+from purereplay.paper.figures import FIGURES, Panel, figure_runs
 from purereplay.paper.galleries import CLASSES, held_at_end
 from purereplay.paper.numbers import Column, PaperTable, paper_tables
 
@@ -50,6 +50,10 @@ class Wanted(NamedTuple):
         """Return the cells of a table that are asked for."""
         cells = table_cells(table, self.choice)
         return [cell for cell in cells if matches(table, cell.method, cell.column, self.patterns)]
+
+    def panels(self, figure: str) -> list[Panel]:
+        """Return the panels of a figure that are asked for: those of the patterns' datasets."""
+        return [p for p in FIGURES[figure].panels(self.choice) if fits_dataset(p.dataset, self.patterns)]
 
 
 def names() -> list[str]:
@@ -81,7 +85,7 @@ def unmatched(ask: Wanted) -> str | None:
 
     A figure is asked for by its dataset, with a pattern that fits a cell of any table.
     """
-    drawn = {run.dataset for name in ask.figures for _, run in figure_runs(FIGURES[name], ask.choice)}
+    drawn = {panel.dataset for name in ask.figures for panel in FIGURES[name].panels(ask.choice)}
     drawn |= {*(CLASSES if GALLERIES in ask.others else ()), *(_FITTED if DENSITIES in ask.others else ())}
     for pattern in ask.patterns:
         tables = paper_tables() if any(fits_dataset(name, [pattern]) for name in drawn) else ask.tables
@@ -152,8 +156,8 @@ def missing_runs(ask: Wanted, store: Store) -> dict[RunKey, MissingRun]:
                     key = next((key for key in runs if key in found), next(iter(runs)))  # one that is needed anyway
                     add(key, runs[key])
     for name in ask.figures:
-        for series, run in figure_runs(FIGURES[name], ask.choice):
-            if not why_not_dataset(run.dataset) and fits_dataset(run.dataset, ask.patterns):
+        for series, run in figure_runs(ask.panels(name)):
+            if not why_not_dataset(run.dataset):
                 for seed in ask.seeds:
                     own = _seeded(run, seed)
                     if not series.is_measured(store.richest.get(run_key(own))):
