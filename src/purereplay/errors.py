@@ -1,5 +1,8 @@
 """Errors that are shown as a single sentence, with exit code 2."""
 
+# messages of PyTorch's CPU allocator, and of tensors that no memory can hold
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "storage size calculation overflowed with")
+
 
 class UserError(Exception):
     """An input or option cannot be used; the message is one sentence that names the culprit."""
@@ -23,3 +26,8 @@ class InputTypeError(UserError, TypeError):
 
 class Interrupted(UserError):
     """The user stopped the program; raised between two training steps, where every learner's state is complete."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out; PyTorch has no error type for the CPU's memory."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)

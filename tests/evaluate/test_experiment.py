@@ -11,11 +11,12 @@ from purereplay.cli.options import run_settings, sweep_settings
 from purereplay.data.datasets import load, validation
 from purereplay.errors import UserError
 from purereplay.evaluate import experiment as experiments
-from purereplay.evaluate import running
+from purereplay.evaluate import preparation, running
 from purereplay.evaluate.estimate import count_steps, estimate
 from purereplay.evaluate.experiment import Experiment, prepare
 from purereplay.evaluate.identity import result_key, run_key
 from purereplay.evaluate.preparation import make_stream
+from purereplay.evaluate.rates import task_ends
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import FORMAT, RunSettings, on_device, resolve
 from purereplay.learners import registry
@@ -93,6 +94,26 @@ def test_the_workload_counts_the_steps_that_are_taken(undisturbed):
     assert result["steps"]["expert"] == counted.steps["expert"] == 15 * 3
     assert counted.n_buffers == 15
     assert counted.steps["base"] >= result["steps"]["base"] >= counted.steps["base"] - 2 * 2 * 2  # P fills up first
+
+
+def test_an_evaluation_at_the_end_counts_one_classifier():
+    ends = tuple(range(287, 1436, 287))
+    runs = [resolve(dataset="digits", learner="gdumb", device="cpu", evaluate=e) for e in ("tasks", "end")]
+    every, once = (count_steps(run, ends) for run in runs)
+    assert every.steps["scratch"] == 5 * once.steps["scratch"] > 0
+
+
+def test_the_tenth_for_validation_is_not_in_the_stream():
+    run = resolve(dataset="digits", preset_name="demo", device="cpu", validation=True)
+    _, stream = make_stream(run, preparation.load(run))
+    assert count_steps(run, task_ends(run)).n_buffers == count_steps(run, stream.task_ends).n_buffers == 13
+
+
+def test_an_estimate_of_a_stream_that_fills_no_buffer(tmp_path):
+    run = resolve(dataset="digits", device="cpu", overrides={"tail": "drop", "delayed_size": "2000", "hidden": "8"})
+    experiment = prepare(run, tmp_path / "run")
+    found = estimate(run, experiment.learner, experiment.stream.task_ends)
+    assert found.workload.n_buffers == 0 and set(found.seconds_per_step) == {"finetune"}
 
 
 def test_same_seed_same_result_other_seed_another(undisturbed, tmp_path):

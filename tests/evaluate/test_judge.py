@@ -120,6 +120,7 @@ def test_average_incremental_accuracy_is_over_the_classes_seen_so_far():
     last = judge(TRUE).task_line(1, Always([0, 1, 1, 1, 2, 0]))
     assert first["seen_accuracy"] == 0.75 and last["seen_accuracy"] == last["accuracy"] == pytest.approx(4 / 6)
     assert summary([first, last], 0.5, 0.5)["average_incremental_accuracy"] == pytest.approx((0.75 + 4 / 6) / 2)
+    assert summary([last], 0.5, 0.5)["average_incremental_accuracy"] is None  # evaluated once: a mean of one task
     former = [{k: v for k, v in line.items() if k != "seen_accuracy"} for line in (first, last)]
     assert summary(former, 0.5, 0.5)["average_incremental_accuracy"] is None
 

@@ -150,6 +150,15 @@ def test_a_failure_of_one_group_does_not_stop_the_others(tmp_path):
     assert str(failure) == "one run failed" and len(measured(tmp_path)) == 2
 
 
+def test_an_exception_without_a_message_is_named_and_stops_no_other_group(tmp_path):
+    fake = FakeRay([])
+    raised = fake.exceptions.RayTaskError()
+    raised.cause = AssertionError()
+    fake.answers = [raised]
+    [failure] = execute(fake, plan_groups(runs(tmp_path, 4), 2), tmp_path)
+    assert str(failure) == "The task of group 0 failed: AssertionError." and len(measured(tmp_path)) == 2
+
+
 def test_an_interrupt_cancels_the_tasks(tmp_path):
     class Stop(Observer):
         def waiting(self) -> None:

@@ -17,7 +17,7 @@ from purereplay.cli.app import app
 from purereplay.data.encoders import EncoderFacts
 from purereplay.data.features import read_encoder_name, read_rows, write_rows
 from purereplay.errors import Interrupted, UserError
-from purereplay.evaluate.identity import run_key
+from purereplay.evaluate.identity import run_key, settings_of
 from purereplay.evaluate.rates import Rates
 from purereplay.evaluate.records import by_key
 from purereplay.evaluate.settings import resolve
@@ -152,6 +152,10 @@ def test_estimates_are_close_to_what_was_measured(kept):
     gdumb = [resolve(dataset="cifar100", learner="gdumb", device="cpu", evaluate=e) for e in ("tasks", "end")]
     assert rates.seconds(gdumb[0]) > 15 * rates.seconds(gdumb[1])  # twenty classifiers, or one
     assert Rates([], gpu=True).seconds(run) is None
+    # steps of CNLL, whose number of images is not known, tell nothing of other learners
+    cnll = [read for read in kept.finished.values() if read["learner"] == "cnll"]
+    aum = resolve(dataset="mnist", learner="self-centered-filter", device="cpu", overrides={"filter": "aum"})
+    assert cnll and all(Rates(cnll, gpu=gpu).seconds(aum) is None for gpu in (True, False))
 
 
 def test_experts_that_runs_share_are_estimated_once(kept):
@@ -164,6 +168,11 @@ def test_experts_that_runs_share_are_estimated_once(kept):
     one, two = rates.seconds(scf("5")), rates.seconds_together([scf("5"), scf("0")])
     assert one is not None and two is not None and one < two < 1.5 * one  # the experts take most of the time
     assert rates.seconds_together([scf("5"), scf("5", seed=2)]) == pytest.approx(2 * one)
+    shared = next(r for r in kept.finished.values() if "expert" in r.get("steps", ()) and "H200" in r["device"])
+    alone = Rates([shared], gpu=True).seconds(settings_of(shared))
+    halves = shared["seconds"] | {"expert": shared["seconds"]["expert"] / 2}
+    both = [shared | {"seconds": halves, "graphs": n} for n in (5, 20)]
+    assert Rates(both, gpu=True).seconds(settings_of(shared)) == pytest.approx(alone)  # as measured in lockstep
     table = ask("filtering_e5", "filtering_e20", cells="cifar10", seeds=(1,))
     [group] = [
         p for p in ordered_plan(table, kept, rates) if "0" in {str(s.options.graphs) for s in p.group.runs.values()}

@@ -48,7 +48,11 @@ def test_label_by_label_gives_the_bits_of_the_whole_table(tmp_path, text):
     table = read_parts(parts, Choice())
     local = SelfCenteredFilter(seed=5, block_size=40, prepare="none").fit(table.features, table.labels)
     far = by_label(parts, local.get_params())
-    assert np.array_equal(far["row"], np.arange(300)) and far["label"].tolist() == table.labels.tolist()
+    assert (
+        set(far["preparation"]) == {"none"}
+        and np.array_equal(far["row"], np.arange(300))
+        and far["label"].tolist() == table.labels.tolist()
+    )
     assert np.array_equal(far["clean_probability"], local.clean_probability_)
     assert np.array_equal(far["centrality"], local.centrality_) and np.array_equal(far["selected"], local.select())
     assert far["id"].tolist() == table.ids

@@ -23,6 +23,18 @@ def finished_run(path: Path, accuracy: float, result: dict | None = None, **opti
     return path
 
 
+def test_a_run_that_was_evaluated_once_has_no_average_over_tasks(tmp_path):
+    both = {"task_accuracies": [0.5, 0.7], "average_incremental_accuracy": 0.6}  # as version 0.1.0 wrote it
+    runs = [
+        finished_run(tmp_path / "end", 0.6, both | {"accuracy_after_task": [0.6]}),
+        finished_run(tmp_path / "tasks", 0.6, both | {"accuracy_after_task": [0.6, 0.6]}, seed=2),
+    ]
+    [cell] = collect(runs, "average_incremental_accuracy").values()
+    assert cell.values == [60]
+    with pytest.raises(UserError, match="None of these runs has measured its average incremental accuracy"):
+        collect(runs[:1], "average_incremental_accuracy")
+
+
 def test_runs_that_differ_by_their_seed_share_a_cell(tmp_path, capsys):
     runs = [finished_run(tmp_path / f"a{seed}", 0.5 + seed / 100, seed=seed) for seed in (1, 2, 3)]
     runs += [finished_run(tmp_path / "b", 0.4, learner="gdumb")]

@@ -16,12 +16,15 @@ sys.path.append(str(Path(__file__).parents[1] / "live"))
 from tiny_state import items, tiny
 
 from purereplay.cli import main
+from purereplay.evaluate.inspection import rescore
 from purereplay.evaluate.running import SweepOutcome
+from purereplay.evaluate.settings import resolve
 from purereplay.nets.lockstep import Account
 from purereplay.paper.beside import paper_accuracy
 from purereplay.report import runs as terminal_runs
 from purereplay.report.histograms import histogram
 from purereplay.report.page import Tile, gallery, histograms, page, paragraph, table
+from purereplay.report.run_report import Run, _curves, _grouped
 from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import seconds_left
 
@@ -74,7 +77,9 @@ def runs(tmp_path_factory):
 @pytest.mark.long
 def test_runs_side_by_side(runs, monkeypatch, tmp_path):
     out = tmp_path / "report.html"
-    assert call(monkeypatch, "report", *sorted(runs.iterdir()), "--fixed-graphs", 3, "--out", out) == 0
+    assert (
+        call(monkeypatch, "report", *sorted(runs.iterdir()), "--fixed-graphs", 3, "--device", "auto", "--out", out) == 0
+    )
     text = out.read_text()
     check_alone(text)
     results = [json.loads((runs / name / "result.json").read_text()) for name in ("spr-1", "spr-2")]
@@ -112,6 +117,27 @@ def test_a_state(tmp_path, monkeypatch, capsys):
     assert any(cell["fixed"] for cell in cells)
     assert call(monkeypatch, "report", "--state", state, "--out", state / "state.sqlite") == 2
     assert "belongs to the state" in capsys.readouterr().err
+
+
+def finished(folder: Path, *, seed: int, after_task: list[float], device: str = "cpu") -> Run:
+    settings = resolve(dataset="digits", device="cpu", seed=seed)
+    result = {"accuracy": after_task[-1], "accuracy_after_task": after_task, "task_accuracies": [0.5] * 3}
+    return Run(folder / f"{seed}-{device}", settings, result | {"device": device, "seconds": {}}, [])
+
+
+def test_a_seed_counts_once_and_only_runs_with_every_task_are_curves(tmp_path):
+    tasks, end = [0.2, 0.3, 0.4], [0.4]
+    runs = [finished(tmp_path, seed=1, after_task=tasks), finished(tmp_path, seed=1, after_task=tasks, device="H200")]
+    runs += [finished(tmp_path, seed=2, after_task=end)]
+    [members] = _grouped(runs).values()
+    assert [(run.settings.seed, run.result["device"]) for run in members] == [(1, "H200"), (2, "cpu")]
+    assert "(n = 1)" in _curves({"a": members}) and "<svg" not in _curves({"a": members[1:]})
+
+
+@pytest.mark.long
+def test_a_buffer_that_was_dropped_is_not_scored_again(tmp_path, monkeypatch):
+    assert call(monkeypatch, "run", *SMALL, "--set", "tail=drop", "--out", tmp_path / "run") == 0
+    assert [found.number for found in rescore(tmp_path / "run", 2, "cpu", lambda i, n: None)] == [12, 13]
 
 
 def test_bad_requests(tmp_path, monkeypatch, capsys):

@@ -11,10 +11,7 @@ import typer
 from purereplay.cli import filtering, live, output, pages, reproduce, runs, serving  # noqa: F401  # with commands
 from purereplay.cli.app import app
 from purereplay.data.text import printable
-from purereplay.errors import UserError
-
-# messages of PyTorch's CPU allocator, and of tensors that no memory can hold
-_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "storage size calculation overflowed with")
+from purereplay.errors import UserError, is_out_of_memory
 
 
 def main() -> None:
@@ -58,11 +55,4 @@ def _sentence(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return output.sentence(error) if output.failed(error) else None
-    return _out_of_memory(error)
-
-
-def _out_of_memory(error: Exception) -> str | None:
-    """Return a sentence if memory ran out, else None; PyTorch has no error type for the CPU's memory."""
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
-        return "There is not enough memory for these settings: choose smaller sizes."
-    return None
+    return "There is not enough memory for these settings: choose smaller sizes." if is_out_of_memory(error) else None

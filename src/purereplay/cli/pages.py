@@ -112,9 +112,11 @@ def report_(
             extent = Extent(images, 10 if fixed_graphs is None else fixed_graphs)
             write_state_report(state, make_engine(device), out, extent, progress)
         else:
+            from purereplay.nets.engine import flush_denormals
             from purereplay.paper.beside import paper_accuracy
             from purereplay.report import run_report
 
+            flush_denormals()
             wanted = run_report.Extent(images, fixed_graphs or 0, device)
             run_report.write_run_report(runs or [], out, paper_accuracy, wanted, progress)
 

@@ -83,6 +83,7 @@ def reproduce(
     """
     from purereplay.evaluate.store import Store
     from purereplay.nets.device import pick_device
+    from purereplay.nets.engine import flush_denormals
     from purereplay.paper.cells import Choice
     from purereplay.paper.reproduce import unmatched, wanted
     from purereplay.report.table_text import check_form
@@ -112,6 +113,7 @@ def reproduce(
         _show_coverage(ask, kept)
     else:
         if not show:
+            flush_denormals()
             ask = _with_features(ask, kept)
             _compute(ask, kept, group_size, minutes, cluster, gpu=gpu, far=far)
             _compute_densities(ask, kept)
@@ -266,7 +268,6 @@ def _compute(
     from purereplay.evaluate.executors import Executor, Local
     from purereplay.evaluate.plan import plan_json
     from purereplay.evaluate.rates import Rates
-    from purereplay.nets.engine import flush_denormals
     from purereplay.paper.reproduce import ordered_plan
     from purereplay.report import runs as report
     from purereplay.report.progress import run_bars
@@ -282,7 +283,6 @@ def _compute(
         if not groups:
             return
         store.write("plan.json", plan_json(groups, store.folder))
-        flush_denormals()
         with run_bars(report.announce) as observer:
             observer.deadline = None if minutes is None else time.monotonic() + 60 * minutes
             executor: Executor = Local(observer)

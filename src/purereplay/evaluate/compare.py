@@ -62,7 +62,7 @@ def collect(paths: list[Path], measure: str) -> Cells:
     chosen: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
     finished = finished_runs(paths)
     for settings, result in finished:
-        if result.get(measure) is not None:
+        if measured(result, measure) is not None:
             by_seed = chosen[describe_learner(settings, result), describe_data(settings, result)]
             by_seed[settings.seed] = min(by_seed.get(settings.seed, result), result, key=gpu_first)
     if not finished:
@@ -70,6 +70,22 @@ def collect(paths: list[Path], measure: str) -> Cells:
     if not chosen:
         raise UserError(f"None of these runs has measured its {MEASURES[measure]}.")
     return {row: Cell([100 * result[measure] for result in by_seed.values()]) for row, by_seed in chosen.items()}
+
+
+def measured(result: Result, measure: str) -> float | None:
+    """Return a measure of a run, a share; None if it is not known.
+
+    Version 0.1.0 called the final accuracy of a run that was evaluated once its average incremental accuracy.
+    """
+    if measure == "average_incremental_accuracy" and not has_each_task(result):
+        return None
+    value: float | None = result.get(measure)
+    return value
+
+
+def has_each_task(result: Result) -> bool:
+    """Return whether a run was evaluated after each of its tasks."""
+    return len(result.get("accuracy_after_task") or []) == len(result.get("task_accuracies") or [])
 
 
 def finished_runs(paths: list[Path]) -> list[tuple[RunSettings, Result]]:

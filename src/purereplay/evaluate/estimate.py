@@ -37,7 +37,12 @@ class Estimate(NamedTuple):
 
 def count_steps(settings: RunSettings, task_ends: tuple[int, ...]) -> Workload:
     """Count the training steps of a stream whose tasks end at these positions."""
-    return registry.entry(settings.learner).count_steps(settings.options, task_ends)
+    count = registry.entry(settings.learner).count_steps
+    counted = count(settings.options, task_ends)
+    if settings.evaluate == "end":  # one classifier is trained instead of one per task
+        once = count(settings.options, task_ends[-1:]).steps
+        counted.steps.update({phase: once[phase] for phase in ("scratch", "finetune") if phase in once})
+    return counted
 
 
 def memory_of(settings: RunSettings) -> int:
@@ -75,6 +80,7 @@ def estimate(settings: RunSettings, learner: Learner[Report], task_ends: tuple[i
     """Time a few steps of each phase on random images of the right shape, and multiply."""
     counted = count_steps(settings, task_ends)
     jobs = _sample_jobs(learner, is_vectors=settings.encoder is not None)
+    jobs = {phase: job for phase, job in jobs.items() if counted.steps.get(phase)}  # a short stream may fill no buffer
     engine = Engine(learner.engine.device, precision=settings.precision)
     fit = {phase: engine.side_by_side(job) for phase, job in jobs.items()}
     per_task = -(-counted.n_buffers // len(task_ends))  # buffers are taken ahead up to the end of a task

@@ -19,10 +19,11 @@ from purereplay.errors import UserError
 from purereplay.evaluate.checkpoint import read_checkpoint
 from purereplay.evaluate.preparation import load, make_data_spec, make_learner, make_stream
 from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.spr.buffers import FullBuffer
 from purereplay.learners.spr.learner import SPR
 from purereplay.memory.purified import PurifiedBuffer
-from purereplay.nets.device import pick_precision
+from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine
 from purereplay.nets.lockstep import drive
 from purereplay.purify.self_centered import score_samples, select
@@ -60,6 +61,13 @@ class Rescored(NamedTuple):
     accepted: NDArray[np.bool_]
 
 
+def _make_engine(settings: RunSettings, device: str) -> Engine:
+    """Return an engine with the precision of the run if it is on the run's device."""
+    device = pick_device(device)
+    precision = settings.precision if device == settings.device else pick_precision("auto", device)
+    return Engine(torch.device(device), precision=precision)
+
+
 def rescore(path: Path, n: int, device: str, progress: Callable[[int, int], None]) -> list[Rescored]:
     """Score the last n delayed buffers of a run again, with the same features; its experts are trained again.
 
@@ -70,13 +78,12 @@ def rescore(path: Path, n: int, device: str, progress: Callable[[int, int], None
         raise UserError(f"{path} has features of an encoder, which cannot be shown as images.")
     dataset = load(settings)
     given, stream = make_stream(settings, dataset)
-    precision = settings.precision if device == settings.device else pick_precision("auto", device)
-    engine = Engine(torch.device(device), precision=precision)
+    engine = _make_engine(settings, device)
     learner = make_learner(settings, make_data_spec(settings, dataset), engine)
     if type(learner) is not SPR or learner.buffer_filter.choice.name != "self-centered":
         raise UserError(f"The scores of the learner {settings.learner} cannot be computed again.")
     size, options = learner.delayed.capacity, learner.buffer_filter.choice.options
-    total = -(-len(stream) // size)
+    total = len(stream) // size if learner.tail == "drop" else -(-len(stream) // size)
     found = []
     for i, number in enumerate(range(max(0, total - n), total)):
         progress(i, min(n, total))
@@ -104,7 +111,7 @@ def inspect_run(path: Path, device: str = "cpu") -> Inspection:
     dataset = load(settings)
     given, _ = make_stream(settings, dataset)
     spec = make_data_spec(settings, dataset)
-    engine = Engine(torch.device(device))
+    engine = _make_engine(settings, device)
     learner: Any = make_learner(settings, spec, engine)
     try:
         learner.restore(found[0], Limits(spec.n_classes, spec.n_samples))

@@ -117,7 +117,7 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
         "task_accuracies": final["task_accuracies"],
         "class_accuracies": final["class_accuracies"],
         **transfer_measures([line["task_accuracies"] for line in tasks], len(final["class_accuracies"])),
-        "average_incremental_accuracy": _mean([line.get("seen_accuracy") for line in tasks]),
+        "average_incremental_accuracy": _average_of_tasks(tasks),
         "purity": purity,
         "filtered_noise": last.get("filtered_noise"),
         "filtered_noise_of_nominal": nominal,  # differs if only some classes have noise
@@ -128,6 +128,12 @@ def summary(lines: list[Line], stream_noise: float | None, noise_rate: float) ->
         "n_purified": last.get("n_purified", 0),
         "n_buffers": len(buffers),
     }
+
+
+def _average_of_tasks(tasks: list[Line]) -> float | None:
+    """Return the mean over all tasks of the accuracy on the classes so far; None unless each task was evaluated."""
+    values = [line.get("seen_accuracy") for line in tasks]
+    return None if len(tasks) < len(tasks[-1]["task_accuracies"]) or None in values else _mean(values)
 
 
 def transfer_measures(matrix: list[list[float | None]], n_classes: int) -> Line:

@@ -17,6 +17,8 @@ from purereplay.evaluate.identity import settings_of
 from purereplay.evaluate.plan import same_experts
 from purereplay.evaluate.records import Result
 from purereplay.evaluate.settings import RunSettings
+from purereplay.purify.aum import AreaUnderMargin
+from purereplay.purify.incv import NoisyCrossValidation
 
 _BATCH = {  # by phase: settings whose sum is the number of images in a step
     "expert": ("expert_batch",),
@@ -26,7 +28,7 @@ _BATCH = {  # by phase: settings whose sum is the number of images in a step
     "scratch": ("batch_size",),
 }
 
-_FILTER_BATCH = 64  # of AUM; INCV's is twice as large
+_FILTER_BATCH = {"aum": AreaUnderMargin.batch_size, "incv": NoisyCrossValidation.batch_size}
 
 
 class _Key(NamedTuple):
@@ -46,6 +48,7 @@ class Rates:
         seconds: dict[_Key, float] = defaultdict(float)
         images: dict[_Key, float] = defaultdict(float)
         others: dict[tuple[str, str], list[float]] = defaultdict(list)  # by dataset and learner, "" stands for any
+        experts = set[tuple[str, float]]()  # that were counted: what shares them, and the seconds of a run
         for result in results:
             on_gpu = not str(result.get("device", "cpu")).startswith("cpu")
             settings = settings_of(result) if on_gpu == gpu and "seconds" in result and "steps" in result else None
@@ -54,9 +57,14 @@ class Rates:
             for kind in _other_keys(settings):
                 others[kind].append(result["seconds"].get("other", 0.0))
             for phase, steps in result["steps"].items():
+                took = result["seconds"].get(phase, 0.0)
+                # runs in lockstep that share experts have equal shares of their time
+                is_counted = phase == "expert" and (same_experts(settings), took) in experts
+                if phase == "expert":
+                    experts.add((same_experts(settings), took))
                 for key in _keys(settings, phase):
-                    seconds[key] += result["seconds"].get(phase, 0.0)
-                    images[key] += steps * images_a_step(settings, phase)
+                    seconds[key] += took
+                    images[key] += 0 if is_counted else steps * images_a_step(settings, phase)
         self._rates = {key: seconds[key] / n for key, n in images.items() if n}
         self._others = {kind: sorted(values)[len(values) // 2] for kind, values in others.items()}
 
@@ -72,7 +80,7 @@ class Rates:
             key = same_experts(settings)
             trained_before = key in experts
             experts.add(key)
-            for phase, steps in _steps(settings).items():
+            for phase, steps in count_steps(settings, task_ends(settings)).steps.items():
                 rate = self._rate(settings, phase)
                 if rate is None:
                     return None
@@ -106,37 +114,34 @@ def _other_keys(settings: RunSettings) -> list[tuple[str, str]]:
     return [(dataset, learner), ("", learner), (dataset, ""), ("", "")]
 
 
-def _steps(settings: RunSettings) -> dict[str, int]:
-    ends = task_ends(settings)
-    steps = count_steps(settings, ends).steps
-    if settings.evaluate == "end":  # one classifier is trained instead of one per task
-        once = count_steps(settings, ends[-1:]).steps
-        steps |= {phase: once[phase] for phase in ("scratch", "finetune") if phase in once}
-    return steps
-
-
 def task_ends(settings: RunSettings) -> tuple[int, ...]:
     """Return where the tasks of a run end if all are equally long; nothing is loaded."""
     n = info_for(settings.dataset).n_train
+    n = n * 9 // 10 if settings.validation else n
     n_tasks = len(tasks_for(settings.dataset, settings.noise, settings.episode))
     return tuple(n * (i + 1) // n_tasks for i in range(n_tasks))
 
 
 def _keys(settings: RunSettings, phase: str, robust: str | None = None) -> list[_Key]:
-    """Return the keys of a rate, the closest first."""
+    """Return the keys of a rate, the closest first; only the learner's own if its images per step are not known."""
     options: Any = settings.options
     loss = str(robust or getattr(options, "robust", "none"))
     network, dataset, learner = f"{options.network} {getattr(options, 'stem', '')}", settings.dataset, settings.learner
-    return [
+    keys = [
         _Key(network, dataset, learner, loss, phase),
         _Key(network, dataset, "", loss, phase),
         _Key(network, "", learner, loss, phase),
         _Key(network, "", "", loss, phase),
     ]
+    return keys if _batch(settings, phase) else keys[::2]
 
 
 def images_a_step(settings: RunSettings, phase: str) -> int:
     """Return the number of images in a training step, or 1 if it is not known."""
+    return _batch(settings, phase) or 1
+
+
+def _batch(settings: RunSettings, phase: str) -> int:
     if phase == "filter":
-        return _FILTER_BATCH
-    return sum(getattr(settings.options, name, 0) for name in _BATCH.get(phase, ())) or 1
+        return _FILTER_BATCH.get(getattr(settings.options, "filter", ""), 0)
+    return sum(getattr(settings.options, name, 0) for name in _BATCH.get(phase, ()))

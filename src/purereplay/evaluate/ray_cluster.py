@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from purereplay.data.own_folder import OwnFolder
-from purereplay.errors import BusyError, Interrupted, UserError
+from purereplay.errors import BusyError, Interrupted, UserError, is_out_of_memory
 from purereplay.evaluate.plan import Group
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.running import Observer, run_together, unfinished_runs
@@ -31,7 +31,6 @@ from purereplay.nets.engine import flush_denormals
 _ATTEMPTS = 5  # of a group whose worker or node was lost, before it counts as failed
 _LOCK_SECONDS = 120.0  # a worker of a killed driver may hold a run's folder until Ray ends it
 _SENT = ("settings.json", "metrics.jsonl", "result.json")
-_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 
 Task = dict[str, dict[str, Any]]  # settings.json of every run, by its folder
 
@@ -101,11 +100,11 @@ class RayExecutor:
         except self.ray.exceptions.OutOfMemoryError:
             outcome = Outcome(no_memory=True)
         except self.ray.exceptions.RayTaskError as error:
-            return [], UserError(f"The task of {lost} failed: {str(error.cause).splitlines()[0]}.")
+            return [], UserError(f"The task of {lost} failed: {_first_line(error.cause)}.")
         except self.ray.exceptions.RayError as error:
             if attempt < _ATTEMPTS:
                 return [(group, attempt + 1)], None
-            return [], UserError(f"The worker of {lost} was lost {attempt} times: {str(error).splitlines()[0]}.")
+            return [], UserError(f"The worker of {lost} was lost {attempt} times: {_first_line(error)}.")
         if outcome.no_memory:
             halves = _halves(group)
             if not halves:
@@ -174,9 +173,13 @@ def _compute(runs: dict[Path, RunSettings]) -> Outcome:
         except UserError as error:
             return Outcome(failure=str(error))
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
+            if is_out_of_memory(error):
                 return Outcome(no_memory=True)
             raise
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _digest(path: Path) -> str:

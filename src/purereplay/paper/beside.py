@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from purereplay.data.text import printable
 from purereplay.evaluate.compare import Cell
 from purereplay.evaluate.records import Result, by_key
 from purereplay.paper.cells import PRETRAINED, Choice, our_cells, table_cells
 from purereplay.paper.numbers import Column, PaperTable, paper_tables
-from purereplay.report.plain import escaped
 
 CLOSE = 3.0  # points within which a cell counts as reproduced
 
@@ -32,7 +32,7 @@ def beside(table: PaperTable, cells: Cells, encoder: str | None = None) -> list[
     for method in table.methods:
         texts = [cell_text(cells.get((method, column)), table.values.get((method, column))) for column in table.columns]
         if any((method, column) in cells for column in table.columns):
-            own = f"{method}: {escaped(encoder)}" if method == PRETRAINED and encoder else method
+            own = f"{method}: {printable(encoder)}" if method == PRETRAINED and encoder else method
             lines.append([own, *texts])
     return lines
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from purereplay.evaluate.compare import Cell
+from purereplay.evaluate.compare import Cell, has_each_task
 from purereplay.evaluate.identity import RunKey, run_key
 from purereplay.evaluate.records import Result
 from purereplay.evaluate.settings import RunSettings, resolve
@@ -22,7 +22,7 @@ Curve = Callable[[Result], list[float] | None]  # the values of one run from tas
 def after_each_task(result: Result) -> list[float] | None:
     """Return the accuracy on all classes after each task; None if the run was evaluated at the end only."""
     values: list[float] = result.get("accuracy_after_task", [])
-    return values if len(values) == len(result.get("task_accuracies", [])) else None
+    return values if has_each_task(result) else None
 
 
 def on_the_first_task(result: Result) -> list[float] | None:

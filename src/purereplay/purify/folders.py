@@ -147,6 +147,7 @@ def _scorer(parameters: dict[str, Any]) -> Callable[[dict[str, NDArray[Any]]], d
             "clean_probability": own.clean_probability_,
             "centrality": own.centrality_,
             "selected": own.select(),
+            "preparation": np.full(len(order), own.preparation_),
         }
 
     return score

@@ -112,9 +112,8 @@ def accuracy_figure(groups: dict[str, list[list[float]]]) -> Figure:
     """Accuracy in % after each task, one line per group: mean over its runs, with the spread as a band."""
     figure, axes = _figure(5.4, 3.2)
     for i, (name, runs) in enumerate(zip(_short_names(groups), groups.values(), strict=True)):
-        n_tasks = min(len(run) for run in runs)
-        values = 100 * np.array([run[:n_tasks] for run in runs])
-        mean, at = values.mean(0), np.arange(1, n_tasks + 1)
+        values = 100 * np.array(runs)
+        mean, at = values.mean(0), np.arange(1, values.shape[1] + 1)
         colour, mark = SERIES[i % len(SERIES)], _MARKS[i % len(_MARKS)]
         axes.plot(at, mean, color=colour, marker=mark, label=f"{name} (n = {len(runs)})")
         if len(runs) > 1:

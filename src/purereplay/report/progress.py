@@ -62,6 +62,7 @@ class RunBars(Observer):
 
     def prepared(self, experiments: list[Experiment]) -> None:
         self.experiments = experiments
+        self.last, self.memory = {"purity": {}, "accuracy": {}}, {}  # those of an earlier group are not averaged
         self.interrupted = self.stack.enter_context(interruptible())
 
     def training(self, now: TrainingProgress) -> None:

@@ -12,8 +12,16 @@ import numpy as np
 
 from purereplay.data.files import write_whole
 from purereplay.errors import UserError
-from purereplay.evaluate.compare import MEASURES, Cell, describe_data, describe_learner
+from purereplay.evaluate.compare import (
+    MEASURES,
+    Cell,
+    describe_data,
+    describe_learner,
+    has_each_task,
+    measured,
+)
 from purereplay.evaluate.inspection import Held, Inspection, inspect_run, rescore
+from purereplay.evaluate.records import gpu_first
 from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.report import page, pictures
@@ -64,9 +72,7 @@ class Extent(NamedTuple):
 def write_run_report(paths: list[Path], out: Path, paper: PaperValue, extent: Extent, progress: Progress) -> None:
     """Write the report of finished runs to one file, side by side if there are several."""
     runs = read_runs(paths)
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[run.group].append(run)
+    groups = _grouped(runs)
     parts = [_headline(groups, paper), _curves(groups)]
     for i, (name, members) in enumerate(groups.items()):
         progress("classifiers", i, len(groups))
@@ -76,6 +82,15 @@ def write_run_report(paths: list[Path], out: Path, paper: PaperValue, extent: Ex
     parts += [_times_section(groups), _facts_section(runs)]
     title = runs[0].path.resolve().name if len(runs) == 1 else f"{len(runs)} runs"
     write_whole(out, page.page(f"Report of {title}", parts).encode())
+
+
+def _grouped(runs: list[Run]) -> dict[str, list[Run]]:
+    """Return runs that differ by their seed alone, by group; of several runs with one seed, that on a GPU."""
+    by_seed: dict[str, dict[int, Run]] = defaultdict(dict)
+    for run in runs:
+        same = by_seed[run.group]
+        same[run.settings.seed] = min(same.get(run.settings.seed, run), run, key=lambda r: gpu_first(r.result))
+    return {name: list(same.values()) for name, same in by_seed.items()}
 
 
 def _headline(groups: dict[str, list[Run]], paper: PaperValue) -> str:
@@ -96,13 +111,16 @@ def _headline(groups: dict[str, list[Run]], paper: PaperValue) -> str:
 
 
 def _cell(runs: list[Run], measure: str) -> Cell | None:
-    values = [100 * run.result[measure] for run in runs if run.result.get(measure) is not None]
+    values = [100 * value for run in runs if (value := measured(run.result, measure)) is not None]
     return Cell(values) if values else None
 
 
 def _curves(groups: dict[str, list[Run]]) -> str:
-    accuracy = pictures.accuracy_figure({name: [run.result[_TASKS] for run in runs] for name, runs in groups.items()})
-    parts = [page.picture(accuracy, "Accuracy on the test data of all classes after each task; bands: ± one deviation")]
+    curves = {name: [run.result[_TASKS] for run in runs if has_each_task(run.result)] for name, runs in groups.items()}
+    parts = []
+    if drawn := {name: runs for name, runs in curves.items() if runs}:
+        caption = "Accuracy on the test data of all classes after each task; bands: ± one standard deviation"
+        parts.append(page.picture(pictures.accuracy_figure(drawn), caption))
     for name, runs in groups.items():
         buffers = [line for line in runs[0].lines if line["event"] == "buffer"]
         if any(line["noise"] is not None for line in buffers):

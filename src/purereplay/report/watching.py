@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from purereplay.data.catalogue import info_for
 from purereplay.data.text import printable
 from purereplay.errors import UserError
+from purereplay.evaluate.estimate import count_steps
+from purereplay.evaluate.rates import task_ends
 from purereplay.evaluate.results import RunDirectory
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import DATABASE, REJECTED, Store
@@ -66,16 +66,15 @@ def _run(path: Path) -> View:
     lines = directory.read_lines()
     buffers = [line for line in lines if line["event"] == "buffer"]
     tasks = [line for line in lines if line["event"] == "task"]
-    size = getattr(settings.options, "delayed_size", None)
-    total = None if size is None else math.ceil(info_for(settings.dataset).n_train / size)
-    result = directory.result()
+    is_finished = directory.result() is not None
+    total = len(buffers) if is_finished else count_steps(settings, task_ends(settings)).n_buffers
     rows = [
         ("learner", f"{settings.learner} on {settings.dataset}, seed {settings.seed}"),
         ("accuracy", _latest([line["accuracy"] for line in tasks])),
         ("purity", _latest([line["purity"] for line in buffers])),
         ("noise after the filter", _latest([line["passed_noise"] for line in buffers])),
     ]
-    return View(rows, len(buffers), total, "buffers", result is not None)
+    return View(rows, len(buffers), total, "buffers", is_finished)
 
 
 def _state(path: Path) -> View:
