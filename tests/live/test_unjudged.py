@@ -15,7 +15,8 @@ from purereplay.live.judgements import judgements
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
-from purereplay.report.state_report import Extent, write_state_report
+from purereplay.report.page import Extent
+from purereplay.report.state_report import write_state_report
 from purereplay.report.watching import _state
 from purereplay.web.samples import read_scores
 

@@ -16,8 +16,8 @@ sys.path.append(str(Path(__file__).parents[1] / "live"))
 from tiny_state import items, tiny
 
 from purereplay.cli import main
+from purereplay.evaluate.executors import SweepOutcome
 from purereplay.evaluate.inspection import rescore
-from purereplay.evaluate.running import SweepOutcome
 from purereplay.evaluate.settings import resolve
 from purereplay.nets.lockstep import Account
 from purereplay.paper.beside import paper_accuracy
@@ -227,11 +227,11 @@ def test_a_learner_that_trains_once_at_the_end_shows_the_remaining_time(monkeypa
     from rich.progress import Progress
 
     from purereplay.nets.engine import TrainingProgress
-    from purereplay.report import progress
+    from purereplay.report import progress, terminal
 
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(progress, "out", SimpleNamespace(is_terminal=False))
+    for module in (progress, terminal):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     stored = SimpleNamespace(
         workload=SimpleNamespace(n_buffers=5, steps={"scratch": 200}),
         learner=SimpleNamespace(n_done=5),
@@ -240,7 +240,7 @@ def test_a_learner_that_trains_once_at_the_end_shows_the_remaining_time(monkeypa
     )
     lines: list[str] = []
     with Progress() as bars, ExitStack() as stack:
-        monkeypatch.setattr(bars, "print", lines.append)
+        monkeypatch.setattr(bars, "print", lambda text, **more: lines.append(text))
         shown = progress.RunBars(bars, stack, announce=lambda *a, **o: None, sinks=Sinks(None))
         shown.experiments = [stored]
         for step in (10, 60, 110, 200, 20, 60):  # two trainings, of one step per second

@@ -66,7 +66,7 @@ def review(
     from purereplay.live.session import make_engine
 
     subject = Subject(state=state, audit=audit, images=images, test=test)
-    with report.reviewing():
+    with report.serving("The page is closed. Every decision shown as saved is on disk."):
         serve(subject, make_engine(device), host=host, port=port, announce=report.announcer(browser=browser, host=host))
 
 
@@ -102,23 +102,24 @@ def report_(
         raise UserError("Name what to report: either folders of runs, or --state DIR.")
     if images < 0 or (fixed_graphs or 0) < 0:
         raise UserError("--images and --fixed-graphs must not be negative.")
+    from purereplay.report.page import Extent
     from purereplay.report.terminal import reporting
 
     with reporting(out) as progress:
         if state is not None:
             from purereplay.live.session import make_engine
-            from purereplay.report.state_report import Extent, write_state_report
+            from purereplay.report.state_report import write_state_report
 
             extent = Extent(images, 10 if fixed_graphs is None else fixed_graphs)
             write_state_report(state, make_engine(device), out, extent, progress)
         else:
             from purereplay.nets.engine import flush_denormals
             from purereplay.paper.beside import paper_accuracy
-            from purereplay.report import run_report
+            from purereplay.report.run_report import write_run_report
 
             flush_denormals()
-            wanted = run_report.Extent(images, fixed_graphs or 0, device)
-            run_report.write_run_report(runs or [], out, paper_accuracy, wanted, progress)
+            extent = Extent(images, fixed_graphs or 0)
+            write_run_report(runs or [], out, paper_accuracy, extent, device, progress)
 
 
 @app.command()

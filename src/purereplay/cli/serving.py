@@ -72,7 +72,7 @@ def serve(
         host=host,
         port=0,
     )
-    with report.serving():
+    with report.serving("The server has stopped. Every acknowledged sample is on disk."):
         announce = report.server_announcer(host=host, has_token=token is not None)
         serve_state(options, make_engine(device), port=port, announce=announce)
 

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from purereplay.data.files import disk_errors
 from purereplay.data.own_folder import OwnFolder
 from purereplay.errors import Interrupted, UserError
 from purereplay.evaluate.json_files import json_bytes
+from purereplay.evaluate.judge import Line
 from purereplay.evaluate.plan import Group, plan_groups, plan_json
-from purereplay.evaluate.running import Observer, SweepOutcome, run_together, sweep, swept, unfinished_runs
+from purereplay.evaluate.results import RunDirectory
+from purereplay.evaluate.running import Observer, run_together, unfinished_runs
 from purereplay.evaluate.settings import RunSettings
 
 CLUSTER_GROUP = 20  # runs of one task, unless the user says otherwise
+
+
+class SweepOutcome(NamedTuple):
+    """The results of a sweep."""
+
+    results: dict[Path, Line | None]  # None: the run failed
+    failure: UserError | None  # of the first run that failed
 
 
 class Executor(Protocol):
@@ -62,20 +71,20 @@ def execute_sweep(
     group_size: int | None = None,
     cluster: str | None = None,
 ) -> SweepOutcome:
-    """Compute the runs of a sweep in groups; the plan is written to the folder before the first one starts.
+    """Compute the runs of a sweep in groups; finished ones are skipped, stopped ones continue.
 
-    Without a group size all runs are one group; on a cluster, groups have 20 runs. Finished runs are skipped.
+    Without a group size all runs are one group; on a cluster, groups have 20 runs. A plan of groups is written to the
+    folder before the first one starts.
     """
-    if cluster is None and group_size is None:
-        return sweep(runs, observer)
-    groups = plan_groups(runs, group_size or CLUSTER_GROUP)
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    OwnFolder(folder).write("plan.json", json_bytes(plan_json(groups, folder)))
+    groups = plan_groups(runs, CLUSTER_GROUP if cluster is not None and group_size is None else group_size)
+    if cluster is not None or group_size is not None:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        OwnFolder(folder).write("plan.json", json_bytes(plan_json(groups, folder)))
     executor: Executor = Local(observer)
     if cluster is not None:
         from purereplay.evaluate.ray_cluster import ray_executor
 
         executor = ray_executor(cluster, observer, folder / "plan.json")
     failures = executor.execute([g for g in groups if unfinished_runs(g.runs)], lambda group: None)
-    return swept(runs, failures[0] if failures else None)
+    return SweepOutcome({path: RunDirectory(path).result() for path in runs}, failures[0] if failures else None)

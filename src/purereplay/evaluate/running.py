@@ -1,4 +1,4 @@
-"""The loop of `run` and `sweep`: start or resume runs, train them together, return their results.
+"""The loop of runs: start or resume them, train them together, return their results.
 
 Nothing is printed here. An `Observer` receives the progress; its `training` may raise Interrupted to stop.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -51,38 +50,12 @@ class Observer:
         """Runs are computed elsewhere; called a few times a second, and may raise Interrupted to stop."""
 
 
-class SweepOutcome(NamedTuple):
-    """The results of a sweep."""
-
-    results: dict[Path, Line | None]  # None: the run failed
-    failure: UserError | None  # of the first run that failed
-
-
 def run(settings: RunSettings, path: Path, observer: Observer | None = None, *, resume: bool = False) -> Line:
     """Run or resume one experiment and return its result."""
     if not resume:
         RunDirectory.check_free(path)
     [result] = run_together({path: settings}, observer or Observer(), resumed=resume)
     return result
-
-
-def sweep(runs: Mapping[Path, RunSettings], observer: Observer | None = None) -> SweepOutcome:
-    """Run many experiments side by side; finished ones are skipped, stopped ones continue."""
-    unfinished = unfinished_runs(runs)
-    failure = None
-    try:
-        if unfinished:
-            run_together(unfinished, observer or Observer())
-    except Interrupted:
-        raise
-    except UserError as error:  # of one run; the others continued
-        failure = error
-    return swept(runs, failure)
-
-
-def swept(runs: Mapping[Path, RunSettings], failure: UserError | None) -> SweepOutcome:
-    """Return the results of runs that were computed, here or elsewhere."""
-    return SweepOutcome({path: RunDirectory(path).result() for path in runs}, failure)
 
 
 def unfinished_runs(runs: Mapping[Path, RunSettings]) -> dict[Path, RunSettings]:

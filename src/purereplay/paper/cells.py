@@ -67,7 +67,8 @@ class PaperCell(NamedTuple):
     runs: tuple[RunSettings, ...]  # of seed 1; each gives the number
     why_not: str  # why it cannot be measured here; "" if it can
 
-    def keys(self, choice: Choice) -> list[str]:
+    @property
+    def keys(self) -> list[str]:
         """Return the keys of its runs, without the seed; those with features of the user without their digest."""
         return [run_key(run).cell for run in self.runs]
 
@@ -124,7 +125,7 @@ def our_results(
     filled = []
     for cell in cells:
         by_seed: dict[int, Result] = {}
-        for key_of_cell in cell.keys(choice):
+        for key_of_cell in cell.keys:
             for seed, result in by_cell[cell.method == PRETRAINED].get(key_of_cell, {}).items():
                 if cell.measured(result) is not None:
                     by_seed.setdefault(seed, result)
@@ -149,7 +150,7 @@ def _of_one_encoder(cells: Iterable[PaperCell], finished: dict[RunKey, Result], 
 
     They are those of the user's encoder or file; if there is neither, of the encoder with the most of them.
     """
-    keys = {key for cell in cells if cell.method == PRETRAINED for key in cell.keys(choice)}
+    keys = {key for cell in cells if cell.method == PRETRAINED for key in cell.keys}
     by_encoder: dict[str, dict[RunKey, Result]] = {}
     for result in finished.values():
         if (digest := result.get("features_digest")) is None:

@@ -23,7 +23,6 @@ N_DIRECTIONS = 32
 _MOST_FITTED = 20_000  # samples that directions are fitted on
 _MOST_ENTRIES = 2**23  # of their features
 MOST_FEATURES = 2**14  # wider features are not prepared: the copies would take more memory than the features
-_ENTRIES_AT_ONCE = 2**20  # of features that are projected
 _LEAST_SHARE = 1e-12  # of the largest eigenvalue; directions below it are rounding
 _WHITENING = 0.7  # 0: main directions unchanged, 1: all of unit variance
 

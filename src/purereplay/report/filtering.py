@@ -6,19 +6,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from purereplay.data.features import FeatureTable, read_features
 from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_destination, write_scores
-from purereplay.data.text import printable
 from purereplay.errors import UserError
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
 from purereplay.purify.folders import Choice, filter_on_ray, parquet_parts, read_parts
-from purereplay.report.terminal import duration, out, percent, progress_bars
+from purereplay.report.plain import escaped
+from purereplay.report.terminal import PlainLines, duration, out, percent, progress_bars, time_left
 
 
 def filter_file(
@@ -38,7 +37,7 @@ def filter_file(
     check_destination(destination, source)
     started = time.monotonic()
     with progress_bars() as bars:
-        reading = timed_bar(bars, f"reading {_shown(source.name)}")
+        reading = timed_bar(bars, f"reading {escaped(source.name)}")
         if source.is_dir():
             table = read_parts(parquet_parts(source), Choice(features, labels, ids), reading)
         else:
@@ -52,7 +51,7 @@ def score_table(bars: Progress, table: FeatureTable, destination: Path, sample_f
     n, d = table.features.shape
     bars.print(f"{n:,} samples with {d:,} features each")
     sample_filter.fit(table.features, table.labels, progress=timed_bar(bars, "scoring"))
-    bars.add_task(f"writing {_shown(destination.name)}", total=None, what="")
+    bars.add_task(f"writing {escaped(destination.name)}", total=None, what="")
     columns = {
         **({"id": table.ids} if table.ids is not None else {"row": np.arange(n)}),
         "label": table.labels,
@@ -82,7 +81,7 @@ def show_summary(destination: Path, sample_filter: SelfCenteredFilter, started: 
     shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
     shown.add_row("time", duration(time.monotonic() - started))
     out.print(shown)
-    out.print(f"in [bold]{_shown(str(destination))}[/bold]")
+    out.print(f"in [bold]{escaped(destination)}[/bold]")
 
 
 def filter_folder(
@@ -111,31 +110,22 @@ def filter_folder(
     out.print(f"{n:,} samples in {len(parts):,} files")
     with out.status("grouping by label and scoring on the cluster"):
         filter_on_ray(ray, parts, destination, sample_filter, Choice(features, labels, ids))
-    out.print(f"scored in {duration(time.monotonic() - started)}, in [bold]{_shown(str(destination))}[/bold]")
+    out.print(f"scored in {duration(time.monotonic() - started)}, in [bold]{escaped(destination)}[/bold]")
 
 
 def timed_bar(bars: Progress, title: str) -> ProgressCallback:
-    """Return a callback that shows the share done and the time left; without a terminal, prints a line every 30 s."""
-    task = bars.add_task(title, total=None, what="")
-    started = printed = time.monotonic()
+    """Return a callback that shows the share done and the time left, as `PlainLines` without a terminal."""
+    task, lines, started = bars.add_task(title, total=None, what=""), PlainLines(bars), time.monotonic()
 
     def show(name: str, done: int, total: int | None) -> None:
-        nonlocal printed
-        now = time.monotonic()
         if total is None or not done:
             what = f"{done:,}"
         elif done < total:
-            what = f"{done / total:.0%}, {duration((now - started) / done * (total - done))} left"
+            left = (time.monotonic() - started) / done * (total - done)
+            what = f"{done / total:.0%}" + time_left(left, done, total)
         else:
             what = "done"
         bars.update(task, completed=done, total=total, what=what)
-        if not out.is_terminal and now - printed > 30:
-            printed = now
-            bars.print(f"{title} {what}")
+        lines(f"{title} {what}")
 
     return show
-
-
-def _shown(name: str) -> str:
-    """Return a name as the terminal shows it, without control characters and markup."""
-    return escape(printable(name))

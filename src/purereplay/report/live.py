@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import Progress as Bars
 from rich.progress import TaskID
 from rich.table import Table
@@ -39,6 +37,7 @@ from purereplay.report.terminal import (
     PlainLines,
     duration,
     interruptible,
+    log_to,
     out,
     percent,
     progress_bars,
@@ -133,8 +132,7 @@ class _FileBars(LearnBars):
 def learning(*, is_pipe: bool, state: Path, log: str | None = None) -> Iterator[LearnBars]:
     """Show the progress of `learn` within the block; Ctrl-C stops it at the next step. `log` as in `sinks`."""
     sinks = Sinks(log)
-    handler = RichHandler(console=_stderr if is_pipe else out, show_path=False, show_time=False)
-    logging.basicConfig(handlers=[handler], level="WARNING", format="%(message)s")
+    log_to(_stderr if is_pipe else out)
     with progress_bars(disable=is_pipe) as bars, interruptible() as interrupted:
         kind = LearnBars if is_pipe else _FileBars
         try:

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -19,6 +19,16 @@ from purereplay.report.pictures import svg
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 _THUMBNAIL = 64  # pixels
+
+
+Progress = Callable[[str, int, int], None]  # part of a report, done, total
+
+
+class Extent(NamedTuple):
+    """How much goes into a report."""
+
+    n_images: int  # in each gallery
+    n_fixed: int  # buffers with a fixed graph, the last ones; those of a run are scored again
 
 
 class Tile(NamedTuple):

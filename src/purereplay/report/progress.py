@@ -20,6 +20,7 @@ from purereplay.nets.engine import TrainingProgress
 from purereplay.report.plain import escaped
 from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import (
+    PlainLines,
     interruptible,
     loading_bars,
     log_to,
@@ -30,6 +31,7 @@ from purereplay.report.terminal import (
     time_left,
 )
 
+LINE_PAUSE = 30.0  # seconds between two lines of progress in a log file
 LONG_JOB = 10.0  # seconds after which the remaining time of a training job is shown
 
 
@@ -48,7 +50,8 @@ class RunBars(Observer):
         self.memory: dict[str, str] = {}  # name of a run's memory
         self.buffers: TaskID | None = None
         self.job: TaskID | None = None
-        self.logged_at = self.started_at = time.monotonic()
+        self.lines = PlainLines(bars, LINE_PAUSE)
+        self.started_at = time.monotonic()
         self.job_seen: list[tuple[float, int]] = []  # time and steps of the training job, seen first and last
         self.groups: TaskID | None = None
         self.watches = False  # whether Ctrl-C is watched while runs are computed elsewhere
@@ -133,9 +136,7 @@ class RunBars(Observer):
             known = [value for value in by_run.values() if value is not None]
             what += f", {measure} {percent(sum(known) / len(known))}" if known else ""
         self.bars.update(self.buffers, completed=done, total=total, what=what)
-        if not out.is_terminal and time.monotonic() - self.logged_at > 30:  # a log file gets a line now and then
-            self.logged_at = time.monotonic()
-            self.bars.print(f"buffers {what}" if done < total or not job else f"training {job}")
+        self.lines(f"buffers {what}" if done < total or not job else f"training {job}")
 
 
 @contextmanager

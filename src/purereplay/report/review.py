@@ -14,12 +14,12 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 @contextmanager
-def reviewing() -> Iterator[None]:
-    """Show warnings while the page is served; Ctrl-C ends it."""
+def serving(farewell: str) -> Iterator[None]:
+    """Show warnings while a page or a server runs; Ctrl-C ends it."""
     log_to(out)
     with suppress(KeyboardInterrupt):
         yield
-    out.print("The page is closed. Every decision that it called saved is on the disk.")
+    out.print(farewell)
 
 
 def announcer(*, browser: bool, host: str) -> Callable[[str], None]:
@@ -34,15 +34,6 @@ def announcer(*, browser: bool, host: str) -> Callable[[str], None]:
             webbrowser.open(address)
 
     return announce
-
-
-@contextmanager
-def serving() -> Iterator[None]:
-    """Show warnings while a state is served; Ctrl-C ends it."""
-    log_to(out)
-    with suppress(KeyboardInterrupt):
-        yield
-    out.print("The server has stopped. Every sample that it acknowledged is on the disk.")
 
 
 def server_announcer(*, host: str, has_token: bool) -> Callable[[str, str], None]:

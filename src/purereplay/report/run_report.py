@@ -26,10 +26,9 @@ from purereplay.evaluate.results import RunDirectory
 from purereplay.evaluate.settings import RunSettings
 from purereplay.report import page, pictures
 from purereplay.report.histograms import Scored, histogram_data
-from purereplay.report.page import Tile
+from purereplay.report.page import Extent, Progress, Tile
 from purereplay.report.terminal import duration, percent
 
-Progress = Callable[[str, int, int], None]
 PaperValue = Callable[[dict[str, Any]], float | None]  # the paper's accuracy, in %, for a result
 _TASKS = "accuracy_after_task"
 
@@ -61,24 +60,18 @@ def read_runs(paths: list[Path]) -> list[Run]:
     return runs
 
 
-class Extent(NamedTuple):
-    """How much goes into a report."""
-
-    n_images: int  # in each gallery
-    n_fixed: int  # buffers of the first run, the last ones, that are scored again
-    device: str
-
-
-def write_run_report(paths: list[Path], out: Path, paper: PaperValue, extent: Extent, progress: Progress) -> None:
+def write_run_report(
+    paths: list[Path], out: Path, paper: PaperValue, extent: Extent, device: str, progress: Progress
+) -> None:
     """Write the report of finished runs to one file, side by side if there are several."""
     runs = read_runs(paths)
     groups = _grouped(runs)
     parts = [_headline(groups, paper), _curves(groups)]
     for i, (name, members) in enumerate(groups.items()):
         progress("classifiers", i, len(groups))
-        parts.append(_group_section(name, members[0], extent.n_images, extent.device))
+        parts.append(_group_section(name, members[0], extent.n_images, device))
     if extent.n_fixed:
-        parts.append(_centrality_section(runs[0], extent, progress))
+        parts.append(_centrality_section(runs[0], extent, device, progress))
     parts += [_times_section(groups), _facts_section(runs)]
     title = runs[0].path.resolve().name if len(runs) == 1 else f"{len(runs)} runs"
     write_whole(out, page.page(f"Report of {title}", parts).encode())
@@ -193,11 +186,11 @@ def _gallery(held: Held, names: list[str], n: int) -> str:
     return page.details("Gallery of the purified buffer", page.paragraph(words, soft=True), page.gallery(tiles))
 
 
-def _centrality_section(run: Run, extent: Extent, progress: Progress) -> str:
+def _centrality_section(run: Run, extent: Extent, device: str, progress: Progress) -> str:
     """Return histograms and rejected samples of buffers that are scored again."""
     title = f"Centrality: {run.path.name}"
     try:
-        found = rescore(run.path, extent.n_fixed, extent.device, lambda i, n: progress("graphs", i, n))
+        found = rescore(run.path, extent.n_fixed, device, lambda i, n: progress("graphs", i, n))
     except UserError as error:
         return page.section(title, page.paragraph(f"Left out: {error}"))
     names = [str(c) for c in range(1 + max(int(buffer.labels.max()) for buffer in found))]

@@ -13,9 +13,9 @@ from rich.text import Text
 from purereplay.data.catalogue import DatasetInfo
 from purereplay.errors import UserError, WriteError
 from purereplay.evaluate.estimate import Estimate
+from purereplay.evaluate.executors import SweepOutcome
 from purereplay.evaluate.judge import Line
 from purereplay.evaluate.results import check_result
-from purereplay.evaluate.running import SweepOutcome
 from purereplay.evaluate.settings import RunSettings
 from purereplay.learners.registry import PRESETS, Entry
 from purereplay.learners.settings import choices, field_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +28,7 @@ from purereplay.purify.patches import patch_features
 from purereplay.purify.self_centered import score_samples
 from purereplay.report import page, pictures
 from purereplay.report.histograms import Scored, histogram_data
-from purereplay.report.page import Tile
+from purereplay.report.page import Extent, Progress, Tile
 from purereplay.report.terminal import percent, times
 
 _NOISE_SAMPLE = 2000  # scored samples for the noise estimate
@@ -37,7 +36,6 @@ _SCORED = (
     "SELECT d.position, s.label, iif(u.position IS NULL, d.probability, NULL), d.centrality, d.selected, d.buffer"
     " FROM decisions d JOIN samples s USING (position) LEFT JOIN ({unjudged}) u USING (position) ORDER BY d.position"
 )
-Progress = Callable[[str, int, int], None]
 
 
 class Verdicts(NamedTuple):
@@ -49,13 +47,6 @@ class Verdicts(NamedTuple):
     centrality: NDArray[np.float64]
     accepted: NDArray[np.bool_]
     buffer: NDArray[np.int64]
-
-
-class Extent(NamedTuple):
-    """How much goes into a report."""
-
-    n_images: int  # in each gallery
-    n_fixed: int  # buffers with a fixed graph, the last ones
 
 
 def write_state_report(state: Path, engine: Engine, out: Path, extent: Extent, progress: Progress) -> None:

@@ -57,15 +57,16 @@ def progress_bars(*, disable: bool = False) -> Bars:
 
 
 class PlainLines:
-    """Progress as a line of text every ten seconds, for output that is no terminal: bars are not shown there."""
+    """Progress as a line of text now and then, for output that is not a terminal: bars are not shown there."""
 
-    def __init__(self, bars: Bars) -> None:
+    def __init__(self, bars: Bars, pause: float | None = None) -> None:
         self.print = bars.print
+        self.pause = LINE_SECONDS if pause is None else pause
         self.wanted = not (bars.console.is_terminal or bars.disable)
         self.last = time.monotonic()
 
     def __call__(self, text: str) -> None:
-        if self.wanted and time.monotonic() - self.last >= LINE_SECONDS:
+        if self.wanted and time.monotonic() - self.last >= self.pause:
             self.last = time.monotonic()
             self.print(text, markup=False)
 
