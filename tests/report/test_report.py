@@ -93,7 +93,7 @@ def test_runs_side_by_side(runs, monkeypatch, tmp_path):
     passed = {line["buffer"]: line["n_passed"] for line in lines if line["event"] == "buffer"}
     found = {b["number"]: sum(cell["accepted"] for cell in b["labels"].values()) for b in data["buffers"]}
     assert list(found) == [12, 13, 14] and found == {number: passed[number] for number in found}
-    assert "They accept as many samples as the run did." in text
+    assert "The filter accepts as many samples as in the run." in text
     assert text.count("<figure>") >= 5 and "not in the paper" in text and "purity" in text
 
 

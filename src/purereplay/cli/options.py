@@ -72,8 +72,8 @@ Validation = Annotated[
 Evaluate = Annotated[
     str,
     typer.Option(
-        help="tasks: evaluate after each task; end: at the end only, with the same final numbers. GDumb is then as "
-        "many times faster as there are tasks."
+        help="tasks: evaluate after each task; end: at the end only, with the same final numbers. GDumb then trains "
+        "one classifier instead of one per task."
     ),
 ]
 Cluster = Annotated[

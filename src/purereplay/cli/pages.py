@@ -79,8 +79,8 @@ def report_(
     fixed_graphs: Annotated[
         int | None,
         typer.Option(
-            help="Buffers, the last ones, whose fixed graph is computed as well; experts of a run are trained again. "
-            "(default: 10 of a state, 0 of a run)"
+            help="Number of last buffers whose fixed graph is also computed; for a run, their experts are trained "
+            "again. (default: 10 of a state, 0 of a run)"
         ),
     ] = None,
     device: Device = "cpu",

@@ -39,7 +39,7 @@ def reproduce(
     seeds: Annotated[str, typer.Option(help="Seeds to compute; all measured seeds are shown.")] = "1,2,3",
     budget: Annotated[float, typer.Option(help="Factor on the self-supervised epochs of SPR and its parts.")] = 1.0,
     minutes: Annotated[
-        float | None, typer.Option(help="Stop after so many minutes; the same command continues.")
+        float | None, typer.Option(help="Stop after this many minutes; run the same command to continue.")
     ] = None,
     store: Annotated[Path, typer.Option(help="Folder of the store, where no run is computed twice.")] = Path(
         "runs/store"
@@ -68,8 +68,8 @@ def reproduce(
 ) -> None:
     """Reproduce tables and figures of the paper: compute the missing runs, then print, write and draw.
 
-    The cheapest cells come first. Runs that are in the store or in other results are not computed again. A kill costs
-    the runs in progress only; they continue from their checkpoints.
+    The cheapest cells come first. Runs that are in the store or in other results are not computed again. Killed runs
+    continue from their last checkpoint; finished runs are kept.
 
     Examples:
 

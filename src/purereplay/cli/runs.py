@@ -105,8 +105,7 @@ def sweep(
     concern one learner only, as in --set gdumb.epochs=50.
 
     The same command continues a sweep that was stopped, also on a cluster. A group of runs is one task of the cluster.
-    On CUDA with bf16 the runs of an mlp have the same bits as when
-    run alone; otherwise results side by side equal those of single runs up to rounding.
+    On CUDA with bf16, runs with network=mlp have the same bits as when run alone. Others differ by rounding.
 
     Examples:
 

@@ -22,7 +22,7 @@ _PATTERN = f"checkpoint-{'[0-9]' * 8}.safetensors"
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Write the next checkpoint and remove those before the last two; no link is followed, be it `folder` itself."""
+    """Write the next checkpoint and remove those before the last two; no link is followed, not even `folder` itself."""
     own = OwnFolder(folder.parent)
     newest = max((int(path.stem.rpartition("-")[2]) for path in folder.glob(_PATTERN)), default=-1)
     path = folder / f"checkpoint-{newest + 1:08d}.safetensors"

@@ -28,7 +28,7 @@ _named: dict[str, CheckedEncoder] = {}  # encoders that the user of this process
 def name_encoder(text: str, *, again: bool = False) -> EncoderFacts:
     """Open an encoder that the user has named, also one that runs code; UserError if it cannot be used.
 
-    `again`: it is that of a saved run.
+    `again`: whether it is the encoder of a saved run.
     """
     if text.startswith("file:"):
         raise UserError(f"A run takes no encoder {text}: its filter compares a file of features with --features-file.")

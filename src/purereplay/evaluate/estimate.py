@@ -109,7 +109,7 @@ def _sample_jobs(learner: Learner[Report], *, is_vectors: bool) -> dict[str, Job
             return
 
     generator = torch.Generator().manual_seed(derive_seed("estimate"))
-    n = learner.appetite(_SAMPLE_BUFFERS)
+    n = learner.n_to_take(_SAMPLE_BUFFERS)
     images = torch.randint(0, 256, (n, *learner.image_shape), dtype=torch.uint8, generator=generator)
     if is_vectors:
         images = torch.randn((n, *learner.image_shape), generator=generator)

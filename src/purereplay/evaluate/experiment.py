@@ -119,7 +119,7 @@ class Experiment:
         if n_evaluated < len(to_evaluate) and to_evaluate[n_evaluated] < n_ended:
             return self.judge.task_line(to_evaluate[n_evaluated], (yield from learner.classify()))
         if self.position < len(self.stream):
-            wanted = learner.appetite(self.settings.lookahead)
+            wanted = learner.n_to_take(self.settings.lookahead)
             stop = min(self.position + wanted, next(end for end in ends if end > self.position))
             learner.take(self.stream.batch(self.position, stop))
             self.position = stop

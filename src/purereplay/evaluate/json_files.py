@@ -42,7 +42,7 @@ def read_lines(path: Path, *, follow: bool = True) -> list[bytes]:
 
 
 def without_torn(lines: list[bytes]) -> list[bytes]:
-    """Return the lines without a last one that a kill cut short: it has no end and is no whole JSON."""
+    """Return the lines without a last one that a kill cut short: it has no end and is not complete JSON."""
     if not lines or lines[-1].endswith(b"\n"):
         return lines
     try:

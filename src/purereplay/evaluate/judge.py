@@ -54,9 +54,10 @@ class Judge:
         return None if share is None or not self.stream_noise else 1 - share / self.stream_noise
 
     def auroc(self, report: FilterReport) -> float | None:
-        """Return the area under the ROC curve of the clean probability: the share of right-wrong pairs in right order.
+        """Return the area under the ROC curve of the clean probability.
 
-        Equal scores count half. None if the buffer does not hold both right and wrong labels.
+        It is the share of pairs of a correct and a wrong label whose scores are in the correct order. Equal scores
+        count half. None if the buffer does not hold both right and wrong labels.
         """
         if self._noisy_mask is None:
             return None

@@ -109,7 +109,7 @@ class Rates:
 
 
 def _other_keys(settings: RunSettings) -> list[tuple[str, str]]:
-    """Return the keys of the time that is no training, the closest first."""
+    """Return the keys of the time outside training, the closest first."""
     dataset, learner = settings.dataset, settings.learner
     return [(dataset, learner), ("", learner), (dataset, ""), ("", "")]
 

@@ -42,7 +42,7 @@ class RunDirectory:
         self.lines: list[Line] = []  # of metrics.jsonl
 
     def create(self, settings: RunSettings) -> None:
-        """Start a run in a folder without a trace of another; the caller holds the lock."""
+        """Start a run in a folder that has no files of another run; the caller holds the lock."""
         self.check_free(self.path)
         with disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)

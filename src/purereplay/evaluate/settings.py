@@ -102,7 +102,7 @@ def resolve(
     noise_rate = 0.0 if noise == "none" else noise_rate
     _check_stream(info, noise, noise_rate, episode)
     if evaluate not in EVALUATIONS:
-        raise UserError(f"A run is evaluated after all tasks or at the end: use tasks or end, not {evaluate!r}.")
+        raise UserError(f"A run is evaluated after each task or once at the end: use tasks or end, not {evaluate!r}.")
     chosen = _chosen_options(entry, overrides or {}, features_file, encoder)
     facts = DataFacts(
         image_shape=info.shape,

@@ -4,7 +4,7 @@ results.jsonl  one finished result per line, only ever appended to
 runs/          folders of runs in progress, named after what decides their numbers; a finished one keeps no checkpoint
 
 A run counts as finished if the store, or one of its other sources (files of results, run folders), has a result of the
-same key. A kill costs at most the runs in progress, which continue from their checkpoints.
+same key. Killed runs continue from their last checkpoint; finished runs are kept.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Learner(ABC, Generic[ReportT]):
     wants_task_ends = False  # whether `end_task` must be called
     is_offline = False  # whether it learns only after the whole stream: then it is evaluated once, at the end
 
-    def appetite(self, lookahead: int) -> int:
+    def n_to_take(self, lookahead: int) -> int:
         """Return how many samples to give at once; `lookahead` is the number of buffers that may wait."""
         return PIECE
 

@@ -11,8 +11,7 @@ NT-Xent on D ∪ P. Seven parts are added, each a setting that can be switched o
     base_features    the filter compares images by the average's projections as well
     sharpening       the average's opinion of the given label sharpens the filter's clean probability
     agreement        so does the agreement of the label with those of similar samples in D and P
-    purified_ceiling samples that are clean enough have equal rights in P, so that P holds varied samples and not only
-                     the most typical ones
+    purified_ceiling samples above this clean probability rank equally in P, so that P is more varied
 
 One more part is off by default: `distillation` keeps the logits that P's samples had before a buffer (Buzzega et al.
 2020), as the moving average gives them.
@@ -214,7 +213,7 @@ class PureReplay(SPR):
 
     def _score(self, buffers: list[FullBuffer]) -> Asks[list[ScoredBuffer]]:
         more = None
-        if self.base_features and self.n_replays:  # before its first training the base knows nothing
+        if self.base_features and self.n_replays:  # before its first training the base has random weights
             more = [main_directions(embed(self.network, self.inference_base, b.batch.images)) for b in buffers]
         scored = yield from self.buffer_filter.score(buffers, self.n_classes, self._seed, more)
         for buffer in scored:
@@ -253,7 +252,7 @@ class PureReplay(SPR):
             kinds.append(main_directions(embed(self.network, self.inference_base, images), _DIRECTIONS))
         return label_agreement(concatenate_features(*kinds), labels, delayed.n).cpu()
 
-    def _standing(self, clean_probability: Tensor, number: int) -> Tensor:
+    def _rank_values(self, clean_probability: Tensor, number: int) -> Tensor:
         if self.purified_ceiling == 1:
             return clean_probability
         generator = torch.Generator().manual_seed(self._seed("standing", number))

@@ -125,7 +125,7 @@ class RecordedLearner:
     def _take(self) -> None:
         if self.is_vectors and self.scale is None:
             self.scale = fit_scale(self.inbox.images[: self.learner.delayed.capacity])
-        wanted = self.learner.appetite(self.lookahead)
+        wanted = self.learner.n_to_take(self.lookahead)
         piece, rest = (Batch(*(t[part] for t in self.inbox)) for part in (slice(wanted), slice(wanted, None)))
         self.learner.take(piece._replace(images=self.scaled(piece.images)))
         self.inbox = rest

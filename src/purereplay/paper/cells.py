@@ -28,7 +28,7 @@ from purereplay.paper.numbers import WEBVISION_COLUMNS, Column, PaperTable
 
 _EPISODES = {"episode_b": "B", "episode_c": "C"}
 _FILTER_LEARNERS = ("self-centered-filter", "spr")  # the samples that pass a filter do not depend on the base
-_REPLAY = ("crs", "prs", "mir")  # with PENCIL they have the numbers, bit for bit on the CPU, that they have without
+_REPLAY = ("crs", "prs", "mir")  # PENCIL does not change their results, bit for bit on the CPU
 PRETRAINED = "ImageNet pretrained"  # the row of the user's own features
 _ROWS: dict[str, dict[str, str]] = {  # rows of some tables: settings of spr or of the Self-Centered filter
     "AUM": {"filter": "aum"},

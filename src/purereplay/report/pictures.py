@@ -87,7 +87,7 @@ def save(figure: Figure, path: Path, *, follow: bool = True) -> None:
     try:
         figure.savefig(drawn, dpi=130, format=path.suffix[1:] or "png")
     except ValueError:
-        raise UserError(f"{path.name} is no picture file: use the ending .png, .svg or .pdf.") from None
+        raise UserError(f"{path.name} is not a picture file: use the extension .png, .svg or .pdf.") from None
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     if follow:

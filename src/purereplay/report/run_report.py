@@ -198,7 +198,9 @@ def _centrality_section(run: Run, extent: Extent, device: str, progress: Progres
     recorded = {line["buffer"]: line["n_passed"] for line in run.lines if line["event"] == "buffer"}
     same = all(int(b.accepted.sum()) == recorded.get(b.number) for b in found)
     agrees = (
-        "They accept as many samples as the run did." if same else "On this device the numbers differ from the run's."
+        "The filter accepts as many samples as in the run."
+        if same
+        else "On this device the numbers differ from the run's."
     )
     rejected = [(b, i) for b in found for i in np.flatnonzero(~b.accepted).tolist()]
     rejected.sort(key=lambda pair: float(pair[0].probability[pair[1]]))

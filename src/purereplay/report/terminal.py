@@ -86,7 +86,7 @@ def loading_bars(bars: Bars) -> Progress:
 
 @contextmanager
 def reporting(path: Path) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar while a report is written, and its size in the end; yields the callback that moves the bar."""
+    """Show a bar while a report is written, and then its size; yields the callback that moves the bar."""
     with progress_bars() as bars:
         task = bars.add_task("reading", total=None, what="")
         yield lambda name, done, total: bars.update(task, description=name, completed=done, total=total)

@@ -68,7 +68,9 @@ class CnllSettings(NetworkSettings, StrongViewSettings):
         source="no bound in the released code",
         least=2,
     )
-    noisy_share: float = setting("share of it for noisy samples", 0.25, source="not in the paper", least=0, most=0.99)
+    noisy_share: float = setting(
+        "share of memory_size kept for noisy samples", 0.25, source="not in the paper", least=0, most=0.99
+    )
     kept_clean: int = setting(
         "clean samples of a delayed buffer that are offered to the replay memory",
         25,
@@ -99,7 +101,9 @@ class CnllSettings(NetworkSettings, StrongViewSettings):
     weight_decay: float = setting("weight decay", 5e-4, source="released code", least=0)
     temperature: float = setting("temperature of the sharpening", 0.5, source="released code")
     mixup: int = setting("parameter of mixup's beta distribution", 4, source="released code")
-    noisy_weight: float = setting("weight of the squared error, times 0.1", 30.0, source="released code", least=0)
+    noisy_weight: float = setting(
+        "weight of the noisy samples' squared error; a tenth of it is used", 30.0, source="released code", least=0
+    )
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class DelayedLearner(ContinuedLearner):
     def n_wanted(self) -> int:
         return self.delayed_size
 
-    def appetite(self, lookahead: int) -> int:
+    def n_to_take(self, lookahead: int) -> int:
         return max(1, self.delayed_size - self.waiting.n)
 
     @property

@@ -1,7 +1,7 @@
 """Multitask: the upper bound, which stores the whole stream and trains only after all of it has arrived.
 
-It is trained for 50 epochs, as in the paper, in a new random order every epoch. Labels
-are the given ones or, with `--noise none`, the true ones. It is no continual learner and is evaluated at the end only.
+It is trained for 50 epochs, as in the paper, in a new random order every epoch. Labels are the given ones or, with
+`--noise none`, the true ones. It is not a continual learner and is evaluated at the end only.
 """
 
 from __future__ import annotations

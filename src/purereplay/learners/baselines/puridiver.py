@@ -236,7 +236,7 @@ class PuriDivER(ContinuedLearner):
     def n_wanted(self) -> int:
         return self.training.batch_size
 
-    def appetite(self, lookahead: int) -> int:
+    def n_to_take(self, lookahead: int) -> int:
         return _BATCHES_AT_ONCE * self.training.batch_size
 
     @property

@@ -63,7 +63,7 @@ class RobustSettings(Settings):
         least=0,
         most=0.99,
     )
-    jocor_epochs: int = setting("epochs until that share is reached", JoCoR.epochs, unit="epochs", source="Wei 2020")
+    jocor_epochs: int = setting("epochs until jocor_forget is reached", JoCoR.epochs, unit="epochs", source="Wei 2020")
 
     @classmethod
     def fill(cls, chosen: dict[str, Any], facts: DataFacts, preset: str) -> dict[str, Any]:

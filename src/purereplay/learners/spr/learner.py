@@ -107,7 +107,7 @@ class SPR(Learner[FilterReport]):
             if self.delayed.is_full:
                 self._enqueue()
 
-    def appetite(self, lookahead: int) -> int:
+    def n_to_take(self, lookahead: int) -> int:
         return lookahead * self.delayed.capacity - self.delayed.n
 
     @property
@@ -174,13 +174,13 @@ class SPR(Learner[FilterReport]):
         passed = Batch(*(t[chosen] for t in buffer.batch))
         purified = copy.deepcopy(self.purified)
         if isinstance(purified, PurifiedBuffer):
-            purified.add(passed, self._standing(buffer.clean_probability[chosen], buffer.number), generator)
+            purified.add(passed, self._rank_values(buffer.clean_probability[chosen], buffer.number), generator)
         else:
             purified.add(passed, generator)
         self.purified = purified
         return buffer.reported(selected_mask=chosen, held_index=self.held_index())
 
-    def _standing(self, clean_probability: Tensor, number: int) -> Tensor:
+    def _rank_values(self, clean_probability: Tensor, number: int) -> Tensor:
         """Return the values by which P ranks samples of buffer `number`; the lowest of a class leaves first."""
         return clean_probability
 
