@@ -97,6 +97,18 @@ def test_a_full_inbox_and_a_damaged_one_are_reported(tmp_path, monkeypatch):
             inbox.next()
 
 
+def test_a_full_inbox_takes_the_labels_that_empty_it(tmp_path, monkeypatch):
+    with tiny(tmp_path / "state", "full-memory") as session, Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add([sample._replace(label=None) for sample in samples(0, 3)], nothing)
+        monkeypatch.setattr(inboxes, "_MAX_WAITING", 2)
+        with pytest.raises(FullInbox):
+            inbox.add([*samples(3, 4), Sample("s0", "label 0", None)], nothing)
+        labels = [Sample(sample.id, sample.label, None) for sample in samples(0, 3)]
+        assert [receipt.result for receipt in inbox.add(labels, nothing)] == ["labelled"] * 3
+        assert absorb(session, inbox) == 3
+        assert inbox.add(samples(3, 4), nothing)[0].result == "stored"
+
+
 @pytest.mark.parametrize("content", [b"no database", None])
 def test_a_file_that_is_no_inbox_is_refused(tmp_path, content):
     with tiny(tmp_path / "state", "full-memory"):

@@ -108,9 +108,13 @@ class Inbox:
             yield cls(path, database, file)
 
     def add(self, samples: Sequence[Sample], known: Known, has_label: HasLabel = lambda label: True) -> list[Receipt]:
-        """Record samples in one transaction; they are on the disk when this returns. Unusable ones are refused."""
+        """Record samples in one transaction; they are on the disk when this returns. Unusable ones are refused.
+
+        FullInbox if there is no room for their images; labels of images that are here need none.
+        """
         with self._transaction():
-            self._check_room(sum(len(s.image or b"") for s in samples))
+            if images := [s.image for s in samples if s.image is not None]:
+                self._check_room(sum(map(len, images)))
             return [self._add(sample, known, has_label) for sample in samples]
 
     def _add(self, sample: Sample, known: Known, has_label: HasLabel) -> Receipt:
@@ -166,7 +170,7 @@ class Inbox:
     def _check_room(self, n_bytes: int) -> None:
         counts = self.counts()
         if counts.waiting + counts.unlabelled > _MAX_WAITING or counts.n_bytes + n_bytes > _MAX_BYTES:
-            raise FullInbox("Too many samples wait to be learned: send more later.")
+            raise FullInbox("The inbox is full: send new images later.")
 
     def counts(self) -> Counts:
         """Return how many samples are here."""
