@@ -155,6 +155,26 @@ def test_a_training_process_that_is_stopped_is_told(state, monkeypatch):
             thread.join()
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX")
+def test_a_training_process_that_is_stopped_does_not_hold_the_server(tmp_path, monkeypatch):
+    """A pipe takes 64 KiB; the process learns what it missed when it goes on."""
+    start = training.subprocess.Popen
+    monkeypatch.setattr(training.subprocess, "Popen", lambda _, **how: start([sys.executable, "-c", ALIVE], **how))
+    trainer = Trainer(tmp_path, "cpu", on_model=lambda: None)
+    follower = threading.Thread(target=trainer._follow)
+    follower.start()
+    try:
+        wait_until(lambda: trainer.pid is not None)
+        os.kill(trainer.pid, signal.SIGSTOP)
+        told = threading.Thread(target=lambda: [trainer.look() for _ in range(20_000)], daemon=True)
+        told.start()
+        told.join(20)
+        assert not told.is_alive()
+    finally:
+        trainer._process.kill()
+        follower.join()
+
+
 def test_the_status_does_not_wait_for_samples_that_take_long(state, monkeypatch):
     begun, release = threading.Event(), threading.Event()
     with asking(state) as (client, made):

@@ -85,10 +85,12 @@ class Trainer(threading.Thread):
             if process is None or process.stdin is None:
                 return
             try:
-                process.stdin.write(word + "\n")
-                process.stdin.flush()
+                number = process.stdin.fileno()
+                if hasattr(os, "set_blocking"):  # not on Windows before Python 3.12
+                    os.set_blocking(number, False)
+                os.write(number, f"{word}\n".encode())  # whole or not at all, since it is shorter than PIPE_BUF
             except (OSError, ValueError):
-                pass  # it has ended, and the next one looks by itself
+                pass  # it has ended or does not read; a new one, or one that goes on, looks by itself
 
     def run(self) -> None:
         pause = _BACKOFF[0]
