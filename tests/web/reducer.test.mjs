@@ -174,6 +174,17 @@ test("the grid decides on the selected images at once", () => {
   assert.deepEqual(state.grid.items.map((one) => one.sample), [11]);
 });
 
+test("the grid asks again if the pair was changed while its images loaded", () => {
+  const pair = { given: "cat", suggested: "dog", n: 9 };
+  const other = { given: "dog", suggested: "cat", n: 5 };
+  let [state, effects] = run(started(), key("g"), { type: "pairs", pairs: [pair, other] }, { type: "pair", pair: other });
+  assert.deepEqual(effects, []); // one request at a time
+  [state, effects] = run(state, { type: "cells", items: [item(10)], pair });
+  assert.deepEqual([state.grid.items, effects], [[], [{ type: "cells", n: 48 }]]);
+  [state] = run(state, { type: "cells", items: [item(20)], pair: other });
+  assert.deepEqual(state.grid.items.map((one) => one.sample), [20]);
+});
+
 test("arrows and the space bar select in the grid", () => {
   const pair = { given: "cat", suggested: "dog", n: 9 };
   const cells = Array.from({ length: 9 }, (_, i) => item(20 + i));

@@ -102,7 +102,7 @@ const HANDLERS = {
     return askGrid({ ...state, grid: { ...grid, pair, items: grid.pair === pair ? grid.items : [], chosen: [], at: 0 } });
   },
   cells(state, { items, pair }) {
-    if (!state.grid.pair || !samePair(pair, state.grid.pair)) return [{ ...state, grid: { ...state.grid, asking: false } }, []];
+    if (!state.grid.pair || !samePair(pair, state.grid.pair)) return askGrid({ ...state, grid: { ...state.grid, asking: false } }); // of a pair that was changed meanwhile
     const known = new Set(state.grid.items.map((one) => one.sample));
     const all = [...state.grid.items, ...items.filter((one) => !known.has(one.sample))];
     return [{ ...state, grid: { ...state.grid, items: all, asking: false } }, []];
