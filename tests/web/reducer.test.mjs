@@ -71,6 +71,16 @@ test("a failure keeps the decision; one that is refused for good opens the image
   assert.deepEqual([lost.outbox.length, lost.trail[0].decision, lost.trail[0].saving], [0, null, false]);
 });
 
+test("the reason of a refusal stays until the next action", () => {
+  const [refused] = run(started(), key("Enter"), key("k"), { type: "failed", text: "refused", lost: true });
+  const [later] = run(refused, { type: "saved", action: "n-1", items: [item(1)], status: STATUS }, { type: "status", status: STATUS }, key("F5"));
+  assert.equal(later.problem, "refused");
+  assert.equal(run(later, key("ArrowRight"))[0].problem, "");
+  assert.equal(run(later, { type: "do", what: "undo" })[0].problem, "");
+  const [failed] = run(started(), { type: "failed", text: "no answer" }, { type: "status", status: STATUS });
+  assert.equal(failed.problem, "");
+});
+
 test("arrows only move", () => {
   const [state] = run(started(), key("ArrowRight"), key("ArrowRight"), key("ArrowLeft"), key("ArrowLeft"), key("ArrowLeft"));
   assert.equal(state.at, 0);
@@ -130,6 +140,14 @@ test("a label that is not there yet can be entered", () => {
   const [state] = run(started(), key("/"), { type: "typed", text: " Owl " });
   assert.deepEqual(matches(state), [{ label: "Owl", fresh: true }]);
   assert.deepEqual(decisions(run(state, key("Enter"))[0]), [[0, "label", "Owl"]]);
+});
+
+test("a label that was entered is one of the labels", () => {
+  let [state] = run(started(), key("/"), { type: "typed", text: "Owl" }, key("Enter"));
+  assert.deepEqual(state.labels, ["cat", "dog", "kite", "sloth", "xenon", "Owl"]);
+  [state] = run(state, key("/"), { type: "typed", text: "Owl" });
+  assert.deepEqual(matches(state), [{ label: "Owl", fresh: false }]);
+  assert.deepEqual(run(state, key("Enter"))[0].labels, state.labels);
 });
 
 test("keys do nothing behind the help and the search", () => {

@@ -44,7 +44,7 @@ export function render(state) {
   picker(state);
   numbers(state);
   set("message", state.message);
-  const unsaved = state.outbox.length && state.problem ? ` ${state.outbox.length} decisions are not saved yet and are sent again.` : "";
+  const unsaved = state.outbox.length && state.problem && !state.refused ? ` ${unsent(state.outbox.length)} not saved yet and will be sent again.` : "";
   set("problem", state.problem ? state.problem + unsaved : "");
   $("problem").hidden = !state.problem;
   if (state.help !== $("help").open) state.help ? $("help").showModal() : $("help").close();
@@ -53,7 +53,9 @@ export function render(state) {
 function filters(state) {
   part("filters", [state.labels, state.buffers], () => {
     const any = () => element("option", { value: "", textContent: "any" });
+    const chosen = $("filter-label").value; // labels may have been added
     $("filter-label").replaceChildren(any(), ...state.labels.map((l) => element("option", { value: JSON.stringify(l), textContent: l })));
+    $("filter-label").value = chosen;
     const buffers = Array.from({ length: state.buffers }, (_, i) => element("option", { value: String(i), textContent: String(i) }));
     $("filter-buffer").replaceChildren(any(), ...buffers);
     $("buffer-box").hidden = state.buffers < 2;
@@ -183,6 +185,7 @@ function numbers(state) {
   });
 }
 
+const unsent = (n) => (n === 1 ? "1 change is" : `${n} changes are`);
 const count = (n) => Math.round(n).toLocaleString("en");
 export const exact = (p) => `${(100 * p).toFixed(1)} %`;
 // a probability is never shown as certain
