@@ -197,6 +197,25 @@ def test_statistics():
     assert statistics([], {}, 10, None)["wrong_share"] is None
 
 
+def test_statistics_leave_out_samples_without_a_score_and_the_speed_of_files():
+    from purereplay.live.decisions import Entry
+    from purereplay.live.reviewed import IMPORTED
+    from purereplay.web.statistics import statistics
+
+    def entry(number: int, kind: str, label: str | None, reviewer: str = "r", time: float = 0.0) -> Entry:
+        return Entry(number, f"s{number}", kind, label, None, reviewer, f"a{number}", time or 1000.0 + 2 * number)
+
+    given = {f"s{i}": "a" for i in range(100)}
+    read = [entry(i, "label", "a", IMPORTED, 1000.0) for i in range(60)]
+    found = statistics([*read, *(entry(i, "keep", "a") for i in range(60, 65))], given, 100, None)
+    assert (found["decided"], found["judged"], found["hint"]) == (65, 65, None)
+    assert abs(found["per_minute"] - 30) < 1e-9
+    others = [entry(i, kind, None) for i, kind in ((100, "drop"), (101, "unsure"))]
+    found = statistics([*read, *others], given, 62, None)
+    assert (found["decided"], found["unsure"], found["dropped"], found["hint"]) == (60, 0, 0, None)
+    assert found["per_minute"] is None
+
+
 def test_wrong_labels_left_do_not_count_corrections_twice(tmp_path):
     """`full-memory` estimates the noise of labels that nobody has decided; the page subtracts what was found."""
     from purereplay.live.items import Item

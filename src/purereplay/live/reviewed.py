@@ -23,6 +23,7 @@ from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.session import Session
 from purereplay.live.store import DECISIONS, Store
 
+IMPORTED = "correct"  # reviewer of the labels that `correct` reads from a file
 _FACT = "reviewed"
 _logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def record_corrections(state: Path, fixes: Path) -> tuple[list[Outcome], list[st
     decisions = [Decision(names[position], "label", label) for position, label in labels.items()]
     with DecisionLog.writing(log_path(state), known.number) as log:
         check_log(log, known)
-        log.record(decisions, "correct", secrets.token_hex(8))
+        log.record(decisions, IMPORTED, secrets.token_hex(8))
     return outcomes, new_labels
 
 
