@@ -89,6 +89,19 @@ def test_a_file_that_is_no_audit(text, monkeypatch, capsys, tmp_path):
     assert code == 2 and ("is not an audit" in err or "cannot be used" in err)
 
 
+def test_an_audit_with_blank_and_short_lines(monkeypatch, capsys, tmp_path):
+    from purereplay.web.samples import AuditSamples
+
+    audit, header = tmp_path / "audit.csv", "id,given_label,clean_probability,decision\n"
+    audit.write_text(header + "x,a,0.5,rejected\n\n,,,\ny,a,0.4,accepted\n\n")
+    samples = AuditSamples(audit, tmp_path)
+    assert samples.names([0, 1]) == ["x", "y"] and len(samples.table.number) == 2
+    audit.write_text(header + "x,a,0.5,rejected\n\ny,a\n")
+    arguments = ["--audit", audit, "--images", tmp_path, "--no-browser", "--port", 0]
+    code, _, err = call(monkeypatch, capsys, "review", *arguments)
+    assert code == 2 and f"Line 4 of {audit} has 2 cells, but the header has 4." in " ".join(err.split())
+
+
 def test_learn_waits_for_a_page_that_absorbs_decisions(state, monkeypatch, capsys, tmp_path):
     (tmp_path / "photos" / "label 0").mkdir(parents=True)
     (tmp_path / "photos" / "label 0" / "new.png").write_bytes(png(picture(99)))
