@@ -88,6 +88,16 @@ def test_a_state_that_is_gone_is_told_and_predictions_go_on(state, tmp_path):
         assert client.get("/status").status_code == client.get("/").status_code == 200
 
 
+def test_a_request_that_fails_is_counted_with_status_500(state, monkeypatch):
+    with asking(state) as (client, made):
+        monkeypatch.setattr(made.interface.intake.reader, "inputs", lambda *values: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            client.post("/predict", json={"images": ["AAAA"]})
+        monkeypatch.undo()
+        found = [line for line in client.get("/metrics").text.splitlines() if 'path="/predict"' in line]
+    assert any('status="500"' in line for line in found) and not any('status="0"' in line for line in found)
+
+
 def test_a_snapshot_that_raises_anything_does_not_end_the_thread(state, monkeypatch):
     found = Snapshots(state, Engine(torch.device("cpu")))
     assert found.refresh()

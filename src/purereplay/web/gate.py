@@ -131,6 +131,9 @@ class Gate:
         except (Problem, UserError, TimeoutError) as error:
             if not status:  # otherwise the answer has begun
                 await _problem(error).response()(scope, receive, counted)
+        except Exception:  # the server answers 500 outside of this
+            status = status or 500
+            raise
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.observe(_template(scope["path"]), method, status, time.perf_counter() - began)
