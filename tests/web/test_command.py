@@ -9,7 +9,7 @@ from tiny_state import TINY_OPTIONS, picture, png, tiny
 
 from purereplay.cli import main
 from purereplay.live.decisions import Decision, DecisionLog
-from purereplay.live.reviewed import log_path
+from purereplay.live.reviewed import audit_log, log_path
 
 
 def call(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
@@ -87,6 +87,24 @@ def test_a_file_that_is_no_audit(text, monkeypatch, capsys, tmp_path):
     arguments = ["--audit", tmp_path / "audit.csv", "--images", tmp_path, "--no-browser", "--port", 0]
     code, _, err = call(monkeypatch, capsys, "review", *arguments)
     assert code == 2 and ("is not an audit" in err or "cannot be used" in err)
+
+
+def test_an_export_does_not_overwrite_the_audit_or_its_log(monkeypatch, capsys, tmp_path):
+    audit = tmp_path / "audit.csv"
+    audit.write_text("id,given_label,clean_probability,decision\nx,a,0.5,rejected\n")
+    with DecisionLog.writing(audit_log(audit)) as log:
+        log.record([Decision("x", "label", "b")], "anna", "a")
+    (tmp_path / "link.csv").symlink_to(audit)
+    (tmp_path / "hard.csv").hardlink_to(audit)
+    before = audit.read_text(), audit_log(audit).read_bytes()
+    options = ["review", "--audit", audit, "--images", tmp_path, "--export"]
+    names = ["audit.csv", "audit.csv.decisions.sqlite", "audit.csv.decisions.sqlite-wal", "link.csv", "hard.csv"]
+    for name in names:
+        code, _, err = call(monkeypatch, capsys, *options, tmp_path / name)
+        assert code == 2 and "belongs to the audit" in err, name
+    assert (audit.read_text(), audit_log(audit).read_bytes()) == before
+    code, _, err = call(monkeypatch, capsys, *options, tmp_path / "fixes.csv")
+    assert code == 0 and (tmp_path / "fixes.csv").read_text() == "id,label\nx,b\n", err
 
 
 def test_an_audit_with_blank_and_short_lines(monkeypatch, capsys, tmp_path):

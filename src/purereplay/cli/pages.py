@@ -52,7 +52,7 @@ def review(
     from purereplay.report import review as report
 
     if export is not None:
-        from purereplay.live.exporting import export_decisions
+        from purereplay.live.reviewed import export_decisions
 
         report.show_exported(export, export_decisions(state, audit, export))
         return

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.live.decisions import Decision, DecisionLog, InEffect, Kind
-from purereplay.live.exporting import decisions_csv
 from purereplay.live.items import Refused, checked_label
+from purereplay.live.reviewed import decisions_csv
 from purereplay.web.opinions import Opinion
 from purereplay.web.samples import Samples
 from purereplay.web.statistics import Statistics, statistics

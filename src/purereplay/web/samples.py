@@ -21,12 +21,11 @@ from purereplay.data.csv_files import BadRow, open_csv
 from purereplay.data.text import spreadsheet_raw
 from purereplay.errors import UserError
 from purereplay.live.encoding import inputs
-from purereplay.live.exporting import audit_log
 from purereplay.live.items import Refused, checked_id, checked_label
 from purereplay.live.lists import readable
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.originals import THUMBNAIL, Shown, copy_of, read_file, read_shown
-from purereplay.live.reviewed import absorbed, log_path
+from purereplay.live.reviewed import absorbed, audit_log, log_path
 from purereplay.live.store import Store
 from purereplay.live.verdicts import unjudged
 
