@@ -15,6 +15,7 @@ import torch
 from review_page import wait_until
 from served_state import asking, encoded, judged, on_a_port, sample
 
+from purereplay.errors import UserError
 from purereplay.live.inbox import Receipt
 from purereplay.nets.engine import Engine
 from purereplay.web import serving, training
@@ -105,6 +106,29 @@ def test_a_snapshot_that_raises_anything_does_not_end_the_thread(state, monkeypa
     monkeypatch.setattr(found, "_load", lambda: 1 / 0)
     assert not found.refresh()
     assert found.current is before and "cannot be loaded: division by zero" in found.failure
+
+
+def test_a_process_that_cannot_be_started_does_not_end_the_thread(tmp_path, monkeypatch):
+    """It is started again, and a first start that fails is told at once."""
+    monkeypatch.setattr(training, "_BACKOFF", (0.01, 0.01))
+    tries = []
+
+    def start(*values, **options):
+        tries.append(values)
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(training.subprocess, "Popen", start)
+    trainer = Trainer(tmp_path, "cpu", on_model=lambda: None)
+    trainer.start()
+    try:
+        wait_until(lambda: len(tries) >= 3)
+        assert trainer.is_alive() and trainer.error.startswith("The process that trains cannot be run: ")
+        assert "Cannot allocate memory." in trainer.error
+        with pytest.raises(UserError, match="Cannot allocate memory"):
+            trainer.wait_until_ready()
+    finally:
+        trainer.stop()
+        trainer.join()
 
 
 def test_a_line_that_a_kill_has_cut_does_not_end_the_thread(tmp_path, monkeypatch):

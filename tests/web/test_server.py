@@ -138,6 +138,22 @@ def test_decisions_teach_while_the_page_is_open(page, state):
     assert again["chance"] is not None and len(again["near"]["given"]) > 0
 
 
+def test_an_error_does_not_end_learning(page, state, monkeypatch):
+    from purereplay.web import teaching
+
+    def full(*values):
+        raise RuntimeError("CUDA out of memory.")
+
+    wait_until(lambda: page.post("status").json()["opinion"] >= 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(teaching.Reviewed, "absorb", full)
+        [one] = page.next(1)
+        page.decide(one["sample"], "drop")
+        told = "The decisions cannot be learned: CUDA out of memory."
+        wait_until(lambda: page.post("status").json()["activity"] == told)
+    wait_until(lambda: page.post("status").json()["absorbed"] == 1)
+
+
 def test_decisions_are_absorbed_at_the_end(state):
     with serving(state=state) as client:
         page = Page(client)

@@ -67,6 +67,7 @@ class Teacher(threading.Thread):
         self.absorbs = absorbs  # False: another process does, also while it does not hold the state
         self.activity = "starting"  # shown on the page
         self.n_absorbed = 0  # number of the last entry of the log that the state has absorbed
+        self._failure: str | None = None  # the error of the last look at the state
         self._ended = threading.Event()
         self._judged, self._judging = (
             -math.inf,
@@ -86,15 +87,22 @@ class Teacher(threading.Thread):
             try:
                 self._absorb(at_once=False)
                 self._look()
-                self.activity = "ready"
-            except UserError as error:
-                self.activity = str(error)
-                logging.getLogger(__name__).warning("%s", error)
+                self.activity, self._failure = "ready", None
+            except Exception as error:  # a full memory, for instance; this thread must go on
+                self._fail(error)
             self._ended.wait(_PAUSE)
         try:
             self._absorb(at_once=True)
-        except UserError as error:
-            logging.getLogger(__name__).warning("%s", error)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Show an error on the page, and log it unless it is the last one again."""
+        known = isinstance(error, UserError)
+        sentence = str(error) if known else f"The decisions cannot be learned: {str(error).rstrip('.')}."
+        if sentence != self._failure:
+            logging.getLogger(__name__).warning("%s", sentence, exc_info=None if known else error)
+        self.activity = self._failure = sentence
 
     def _absorb(self, *, at_once: bool) -> None:
         """Absorb decisions into the state, unless another process holds it or the reviewer is busy."""

@@ -96,7 +96,10 @@ class Trainer(threading.Thread):
         pause = _BACKOFF[0]
         while not self._stopping.is_set():
             began = time.monotonic()
-            self._follow()
+            try:
+                self._follow()
+            except Exception as error:  # too little memory for a process, for instance; this thread must go on
+                self._fail(error)
             if self._stopping.is_set():
                 return
             if time.monotonic() - began > _STEADY:
@@ -104,6 +107,16 @@ class Trainer(threading.Thread):
             logging.getLogger(__name__).warning("%s", self.error)
             self._stopping.wait(pause)
             pause = min(2 * pause, _BACKOFF[1])
+
+    def _fail(self, error: Exception) -> None:
+        """End a process that cannot be followed, and tell why."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+        self._loads = False
+        self.activity = "stopped"
+        self.error = f"The process that trains cannot be run: {str(error).rstrip('.')}."
 
     def _follow(self) -> None:
         """Start the process and read its events until it ends."""

@@ -181,7 +181,8 @@ function numbers(state) {
     $("numbers").replaceChildren(...rows.map(([name, value, note]) => element("div", {}, element("dt", { textContent: name }), element("dd", {}, value, note ? element("small", { textContent: ` (${note})` }) : ""))));
     set("hint", s.hint ?? "");
     const learned = !status.teaches ? "" : status.last > status.absorbed ? "Saved decisions are learned in a moment." : "All decisions are learned.";
-    set("activity", [status.activity === "ready" ? "" : status.activity && `Now: ${status.activity}.`, s.decided ? learned : ""].filter(Boolean).join(" "));
+    const now = status.activity === "ready" ? "" : status.activity.endsWith(".") ? status.activity : status.activity && `Now: ${status.activity}.`;
+    set("activity", [now, s.decided ? learned : ""].filter(Boolean).join(" "));
   });
 }
 
