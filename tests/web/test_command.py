@@ -37,6 +37,7 @@ REFUSED = {
     "both": (["--state", "s", "--audit", "a.csv"], "either --state DIR, or --audit"),
     "audit without images": (["--audit", "a.csv"], "belong together"),
     "images without audit": (["--state", "s", "--images", "x"], "belong together"),
+    "encoder of an audit": (["--audit", "a.csv", "--images", "x", "--encoder", "e"], "--encoder needs --state"),
     "no state": (["--state", "nothing"], "nothing holds no state"),
     "test without a state": (["--audit", "a.csv", "--images", ".", "--test", "t"], "--test needs --state"),
 }

@@ -28,6 +28,7 @@ from purereplay.live.images import Pixels
 from purereplay.live.items import Refused
 from purereplay.live.originals import THUMBNAIL
 from purereplay.live.reviewed import absorbed, check_log, warn_of_new_log
+from purereplay.live.settings import Opened, Wanted, check_same, wanted_encoder
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 from purereplay.web import opinions
@@ -54,6 +55,7 @@ class Subject:
     audit: Path | None = None
     images: Path | None = None
     test: Path | None = None  # labelled images, whose accuracy is shown
+    encoder: str | None = None  # that of the state, named again
 
 
 class Server:
@@ -91,12 +93,15 @@ class Server:
             samples = self._samples(stack)
             self.name = hashlib.blake2b(str(samples.log.resolve()).encode(), digest_size=8).hexdigest()
             if isinstance(samples, StateSamples):
+                encoder = self._encoder(samples.store)
                 warn_of_new_log(samples.log, absorbed(samples.store))
             log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))
             if isinstance(samples, StateSamples):
                 check_log(log, absorbed(samples.store))
                 self.desk = Desk(samples, log, opinions.unknown(0))
-                self.teacher = Teacher(samples, self.engine, self._publish, self.subject.test, absorbs=self.teaches)
+                self.teacher = Teacher(
+                    samples, self.engine, self._publish, self.subject.test, absorbs=self.teaches, encoder=encoder
+                )
                 self.teacher.start()
             else:
                 assert isinstance(samples, AuditSamples)
@@ -107,6 +112,12 @@ class Server:
                 self.readers.shutdown(wait=False, cancel_futures=True)
                 if self.teacher is not None:
                     self.teacher.end()
+
+    def _encoder(self, store: Store) -> Opened | None:
+        """Return the encoder that the user named; UserError if it is not that of the state."""
+        named = wanted_encoder(self.subject.encoder)
+        check_same(store.settings, Wanted(encoder=named), store.folder)
+        return None if isinstance(named, str) else named
 
     def _samples(self, stack: ExitStack) -> Samples:
         s = self.subject

@@ -20,12 +20,12 @@ from purereplay.errors import BusyError, UserError
 from purereplay.live.buffers import load_learner
 from purereplay.live.decisions import DecisionLog, Entry
 from purereplay.live.encoding import inputs
-from purereplay.live.folders import ImageFolder
-from purereplay.live.items import Item
+from purereplay.live.export.accuracy import measure
 from purereplay.live.memory_settings import FULL_MEMORY
-from purereplay.live.predict import ImageReader, ImageSource, Predictor, current_classifier, with_current
-from purereplay.live.reviewed import Reviewed, absorbed
+from purereplay.live.predict import Predictor, current_classifier, with_current
+from purereplay.live.reviewed import Reviewed, absorbed, log_path
 from purereplay.live.session import Session
+from purereplay.live.settings import Opened
 from purereplay.live.store import Current, Store
 from purereplay.live.verdicts import ALL, last_revision, read_noise
 from purereplay.nets.engine import Engine
@@ -42,8 +42,6 @@ _CHUNK = 100  # samples classified at once; the page is served in between
 _EACH, _MOST = 50, 5000  # believed-clean images per label, and in all, that similar ones are chosen from
 _NOISE_SAMPLE = 2000  # scored samples for the noise estimate
 
-Test = tuple[Tensor, list[str]]  # images and labels
-
 
 class Teacher(threading.Thread):
     """Thread that keeps an opinion up to date; `publish` receives it."""
@@ -56,6 +54,7 @@ class Teacher(threading.Thread):
         test: Path | None,
         *,
         absorbs: bool = True,
+        encoder: Opened | None = None,
     ) -> None:
         super().__init__(name="teacher", daemon=True)
         self.samples = samples  # only its newest scores are set here: its database belongs to another thread
@@ -64,10 +63,12 @@ class Teacher(threading.Thread):
         self.engine = engine
         self.publish = publish
         self.test = test
+        self.encoder = encoder  # that of the state, if the user named it
         self.absorbs = absorbs  # False: another process does, also while it does not hold the state
         self.activity = "starting"  # shown on the page
         self.n_absorbed = 0  # number of the last entry of the log that the state has absorbed
         self._failure: str | None = None  # the error of the last look at the state
+        self._test_failure: str | None = None  # why there is no accuracy on the test folder
         self._ended = threading.Event()
         self._judged, self._judging = (
             -math.inf,
@@ -87,7 +88,7 @@ class Teacher(threading.Thread):
             try:
                 self._absorb(at_once=False)
                 self._look()
-                self.activity, self._failure = "ready", None
+                self.activity, self._failure = self._test_failure or "ready", None
             except Exception as error:  # a full memory, for instance; this thread must go on
                 self._fail(error)
             self._ended.wait(_PAUSE)
@@ -108,7 +109,7 @@ class Teacher(threading.Thread):
         """Absorb decisions into the state, unless another process holds it or the reviewer is busy."""
         with Store.reading(self.state) as store:
             self.n_absorbed = absorbed(store).number
-        with DecisionLog.reading(self.state / "decisions.sqlite") as log:
+        with DecisionLog.reading(log_path(self.state)) as log:
             new = [] if log is None else log.entries(self.n_absorbed)
         if not self.absorbs or not new or not (at_once or is_due(new, time.time())):
             return
@@ -154,8 +155,8 @@ class Teacher(threading.Thread):
                 return
             self.activity = "estimating the noise"
             with store.snapshot():
-                opinion.accuracy = self._accuracy(store, opinion)
                 opinion.noise = self._noise(store, current)
+                self._measure(store, opinion)
 
     def _opinion(self, store: Store, classifier: Predictor, n: int) -> Opinion:
         """Return the opinion of a new classifier; suggestions are those of the one before until they are replaced."""
@@ -191,25 +192,16 @@ class Teacher(threading.Thread):
         features = embed(learner.network, learner.inference_base, images, penultimate=True).cpu().numpy()
         return noise_rates(features, table.label[rows], len(self.scores.labels))[0]
 
-    def _accuracy(self, store: Store, opinion: Opinion) -> float | None:
-        """Return the accuracy on the user's test folder."""
+    def _measure(self, store: Store, opinion: Opinion) -> None:
+        """Measure the accuracy on the user's test folder; what prevents it is shown on the page."""
         if self.test is None or opinion.classifier is None:
-            return None
-        reader, labels = ImageReader(store), store.labels()
-        items = [offer for offer in ImageFolder(self.test, store.folder).listing() if isinstance(offer, Item)]
-        images, wanted = list[Tensor](), list[str]()
-        for start in range(0, len(items), reader.at_once):
-            some = items[start : start + reader.at_once]
-            found = reader.inputs([ImageSource(item.image, item.root, (item.id,)) for item in some])
-            for item, own in zip(some, found, strict=True):
-                if isinstance(own, Tensor):
-                    images.append(own)
-                    wanted.append(item.label)
-        if not images:
-            raise UserError(f"{self.test} holds no images that can be classified: use folders label/name.png.")
-        codes = opinion.classifier.probabilities(torch.stack(images)).argmax(1).tolist()
-        n_right = sum(labels[int(code)] == label for code, label in zip(codes, wanted, strict=True))
-        return n_right / len(wanted)
+            return
+        self._test_failure = None
+        try:
+            opinion.accuracy = measure(store, opinion.classifier, self.test, self.encoder).rate
+        except UserError as error:
+            self._test_failure = str(error)
+            logging.getLogger(__name__).warning("%s", error)
 
     def _classify(self, store: Store, opinion: Opinion) -> None:
         """Fill in the suggestions of all scored samples, the most doubtful first."""
