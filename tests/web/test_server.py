@@ -154,6 +154,29 @@ def test_an_error_does_not_end_learning(page, state, monkeypatch):
     wait_until(lambda: page.post("status").json()["absorbed"] == 1)
 
 
+def test_an_image_is_shown_with_one_opinion(state):
+    """The thread that learns may replace the opinion at any time."""
+    from purereplay.web.desk import Desk
+    from purereplay.web.opinions import unknown
+    from purereplay.web.samples import StateSamples
+
+    used = []
+
+    class Replaced(Desk):
+        @property
+        def opinion(self):
+            used.append(unknown(40))
+            return used[-1]
+
+        @opinion.setter
+        def opinion(self, value):
+            pass
+
+    with Store.reading(state) as store, DecisionLog.writing(log_path(state)) as log:
+        desk = Replaced(StateSamples(store), log, unknown(40))
+        assert desk.item(0)["name"] == "s0" and len(used) == 1
+
+
 def test_decisions_are_absorbed_at_the_end(state):
     with serving(state=state) as client:
         page = Page(client)

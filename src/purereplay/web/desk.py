@@ -141,16 +141,16 @@ class Desk:
     def item(self, number: int) -> Item:
         """Return everything the page shows of a sample."""
         row = self._place[number]
-        table = self.samples.table
+        table, opinion = self.samples.table, self.opinion  # a thread may replace the opinion meanwhile
         code, [name] = int(table.label[row]), self.samples.names([number])
-        given = self._input(number)
-        likely, is_judged = self.opinion.suggest(number, given), not np.isnan(table.probability[row])
+        given = self._input(number, opinion)
+        likely, is_judged = opinion.suggest(number, given), not np.isnan(table.probability[row])
         if likely is not None and likely[0] == code and not is_judged:
             likely = None  # the classifier has learned the label from this sample, and perhaps one more
         other = None if likely is None or likely[0] == code or likely[0] >= len(self.samples.labels) else likely[0]
-        own = None if given is None else self.opinion.features(given)
-        near = {"given": self.opinion.near(own, code, _NEAR, number)}
-        near["suggested"] = [] if other is None else self.opinion.near(own, other, _NEAR, number)
+        own = None if given is None else opinion.features(given)
+        near = {"given": opinion.near(own, code, _NEAR, number)}
+        near["suggested"] = [] if other is None else opinion.near(own, other, _NEAR, number)
         entry = self.in_effect.get(name)
         return {
             "sample": number,
@@ -166,9 +166,9 @@ class Desk:
             "near": near,
         }
 
-    def _input(self, number: int) -> Tensor | None:
-        """Return a sample as the classifier takes it, (1, …)."""
-        if self.opinion.classifier is None:
+    def _input(self, number: int, opinion: Opinion) -> Tensor | None:
+        """Return a sample as the classifier of an opinion takes it, (1, …)."""
+        if opinion.classifier is None:
             return None
         try:
             return self.samples.input(number)
