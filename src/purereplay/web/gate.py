@@ -98,14 +98,11 @@ class Room:
 class Gate:
     """Middleware around the routes of the interface."""
 
-    def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, token: str | None, host: str, port: int, max_bytes: int
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, token: str | None, host: str, max_bytes: int) -> None:
         self.app = app
         self.metrics = metrics
         self.token = token
         self.host = host
-        self.port = port
         self.max_bytes = max_bytes
         self.room = Room(_ROOM * max_bytes)
 

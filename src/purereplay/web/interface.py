@@ -21,7 +21,7 @@ from purereplay.live.encoding import Encoding
 from purereplay.live.images import starts_as_image
 from purereplay.live.inbox import FullInbox, Receipt
 from purereplay.live.items import Refused
-from purereplay.live.judgements import judgements
+from purereplay.live.judgements import MAX_JUDGEMENTS, judgements
 from purereplay.live.settings import Wanted, check_same, wanted_encoder
 from purereplay.live.status import Status, status
 from purereplay.live.store import DATABASE, Store
@@ -34,7 +34,6 @@ from purereplay.web.openapi import document
 from purereplay.web.snapshots import Snapshot, Snapshots
 from purereplay.web.training import Trainer
 
-MAX_JUDGEMENTS = 1000
 _DECODERS = 2  # threads
 _STATUS_SECONDS = 1.0  # for which the numbers of a state are kept
 
