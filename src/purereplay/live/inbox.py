@@ -137,7 +137,7 @@ class Inbox:
             return "known"
         if row is None:
             if sample.image is None:
-                raise Refused("is not known: send its image")
+                raise Refused("is unknown: send its image")
             self._insert(sample)
             return "waits for a label" if sample.label is None else "stored"
         if row.refusal is not None:

@@ -49,7 +49,7 @@ _MAX_NOTES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is reviewed: a state, or an audit with a folder of images."""
+    """Subject of a review: a state, or an audit with a folder of images."""
 
     state: Path | None = None
     audit: Path | None = None
@@ -176,7 +176,7 @@ class Server:
         """Say where the large image of a sample comes from."""
         [number] = _numbers(values, "samples")[:1] or [-1]
         if not self.desk.has(number):
-            raise Refused("names a sample that is not here")
+            raise Refused("names an unknown sample")
         if number not in self.notes:
             await self._picture(number, _LARGE)
         return JSONResponse({"sample": number, "note": self.notes[number]})
@@ -246,11 +246,11 @@ class Server:
         for one in given:
             number, kind, label = (one.get(k) if isinstance(one, dict) else None for k in ("sample", "kind", "label"))
             if type(number) is not int or not self.desk.has(number):
-                raise Refused("names a sample that is not here")
+                raise Refused("names an unknown sample")
             if kind not in _KINDS:
                 raise Refused(f"has an unknown decision: it must be one of {', '.join(_KINDS)}")
             if one.get("name") not in (None, *self.desk.samples.names([number])):
-                raise Refused("names a sample that is another one here")
+                raise Refused("has a sample number and an id that do not match")
             decisions.append((number, kind, label if kind == "label" else None))
         reviewer, page, action = (_name(values, key) for key in ("reviewer", "page", "action"))
         items = self.desk.decide(reviewer, page, action, decisions)
@@ -348,7 +348,7 @@ def _filter(values: Any) -> Filter:
         return Filter()
     kinds = {"label": str, "suggested": str, "buffer": int, "decision": str, "verdict": str}
     if not isinstance(values, dict) or not values.keys() <= kinds.keys():
-        raise Refused("has a filter that is not known")
+        raise Refused("has an unknown filter")
     chosen = {name: value for name, value in values.items() if value is not None}
     if not all(type(value) is kinds[name] for name, value in chosen.items()):
         raise Refused("has a filter of the wrong type")

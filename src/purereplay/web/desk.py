@@ -1,4 +1,4 @@
-"""The reviewers' desk: which samples come next, decisions on them, undo, pairs of labels and the export.
+"""The reviewers' desk: the samples that come next, decisions on them, undo, pairs of labels and the export.
 
 Samples come in the order of doubt. A page reserves a few samples at a time, and what it got keeps its order: new scores
 change only what comes after. All methods are called by one thread.
@@ -29,7 +29,7 @@ Choice = tuple[int, Kind, str | None]  # number of a sample, decision, label
 
 
 class Filter(NamedTuple):
-    """Which samples come next; None: any."""
+    """Choice of the samples that come next; None: any."""
 
     label: str | None = None  # given label
     suggested: str | None = None
@@ -205,7 +205,7 @@ class Desk:
         return [self.item(number) for name in names if (number := self._find(name)) is not None]
 
     def statistics(self) -> Statistics:
-        """Return what reviewing bought."""
+        """Return the statistics of the review."""
         self.follow()
         n_unjudged = int(np.isnan(self.samples.table.probability).sum())
         n_scored = len(self.samples.table.number)

@@ -1,4 +1,4 @@
-"""Who may use the server's interface, and how much of it at once.
+"""Access control and limits of the HTTP interface.
 
 Host      without a token the name must be this machine's, so that no site can lead a browser here by its own name
 Origin    a browser's request must come from this server itself
@@ -139,7 +139,7 @@ class Gate:
         """Return how many bytes the body of a request may have; Problem if it is not let through."""
         headers, path = request.headers, request.url.path
         if self.token is None and not is_own_host(headers.get("host", ""), self.host, None):
-            raise Problem(421, "This server does not have that name: use its address, or start it with a token.")
+            raise Problem(421, "The Host header does not name this server: use its address, or start it with a token.")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise Problem(403, "This request comes from another site.")

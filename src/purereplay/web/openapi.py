@@ -125,7 +125,7 @@ _SCHEMAS = {
 _ERRORS = {
     "401": "The bearer token is missing or wrong.",
     "403": "The request comes from another site.",
-    "421": "The name of the server is not its own.",
+    "421": "The Host header does not name this server.",
 }
 _BODY_ERRORS = {
     "400": "The request cannot be used.",

@@ -31,7 +31,7 @@ from purereplay.live.verdicts import ALL, last_revision, read_noise
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
-from purereplay.web.opinions import Opinion, features_of, surest
+from purereplay.web.opinions import Opinion, features_of, most_confident
 from purereplay.web.samples import StateSamples, read_scores
 
 _PAUSE = 1.0  # seconds between two looks at the state
@@ -162,7 +162,7 @@ class Teacher(threading.Thread):
         """Return the opinion of a new classifier; suggestions are those of the one before until they are replaced."""
         table = self.scores.table
         held = np.array([p for (p,) in store.query("SELECT position FROM purified")], np.int64)
-        rows = surest(table, held, _EACH, _MOST)
+        rows = most_confident(table, held, _EACH, _MOST)
         numbers = table.number[rows]
         corrected = dict(store.query("SELECT position, label FROM corrections ORDER BY number"))
         labels = [corrected.get(int(p), int(code)) for p, code in zip(numbers, table.label[rows], strict=True)]

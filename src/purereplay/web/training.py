@@ -48,7 +48,7 @@ class Trainer(threading.Thread):
 
     @property
     def responds(self) -> bool:
-        """Whether the process runs and has told something lately, as far as this thread has listened."""
+        """True if the process runs and has told something lately, as far as this thread has listened."""
         return self.pid is not None and (self._loads or time.monotonic() - self._heard < _SILENCE)
 
     def wait_until_ready(self) -> None:

@@ -92,7 +92,7 @@ function focus(state) {
 export function verdict(item) {
   if (item.clean === null) return "could not be judged: too few samples have this label";
   const buffer = item.buffer === null ? "" : `, buffer ${item.buffer}`;
-  return `right with probability ${chance(item.clean)}; ${item.accepted ? "accepted" : "rejected"} by the filter${buffer}`;
+  return `probability of being right: ${chance(item.clean)}; ${item.accepted ? "accepted" : "rejected"} by the filter${buffer}`;
 }
 
 export function suggestion(item) {
@@ -171,7 +171,7 @@ function numbers(state) {
   part("numbers", status, () => {
     const s = status.statistics;
     const rows = [["Decided", `${count(s.decided)} of ${count(s.scored)} scored`]];
-    if (s.wrong_share) rows.push(["Wrong labels among those looked at", percent(s.wrong_share.rate), `${count(s.wrong)} of ${count(s.judged)}; ${percent(s.wrong_share.low)} to ${percent(s.wrong_share.high)}`]);
+    if (s.wrong_share) rows.push(["Wrong labels among the reviewed", percent(s.wrong_share.rate), `${count(s.wrong)} of ${count(s.judged)}; ${percent(s.wrong_share.low)} to ${percent(s.wrong_share.high)}`]);
     if (s.left) rows.push(["Wrong labels left, estimated", count(s.left.rate), `${count(s.left.low)} to ${count(s.left.high)}`]);
     if (s.unjudged) rows.push(["Could not be judged", count(s.unjudged), "too few samples of the label"]);
     if (s.per_minute) rows.push(["Labels per minute", s.per_minute.toFixed(0)]);
