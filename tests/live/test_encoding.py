@@ -500,6 +500,32 @@ def test_the_filter_scores_the_labels_of_images(cli, code, tmp_path):
     assert done.code == 2 and "--labels names a column of Parquet files or of a saved dataset" in done.err
 
 
+def test_the_accuracy_of_a_page_needs_an_encoder_that_runs_code_to_be_named_again(cli, code, tmp_path, monkeypatch):
+    """The estimate of wrong labels does not need it."""
+    from purereplay.live import predict
+    from purereplay.live.opinion import Opinion
+    from purereplay.web.samples import StateSamples
+    from purereplay.web.teaching import Teacher
+
+    text, sizes, found = code(), [], []
+    state, _ = state_and(tmp_path, text)
+    classify = Opinion.probabilities
+    monkeypatch.setattr(Opinion, "probabilities", lambda *values: sizes.append(len(values[1])) or classify(*values))
+    monkeypatch.setattr(predict, "PIECE", 8)
+    with Store.reading(state) as store:
+        for encoder in (None, open_encoder(text)):
+            teacher = Teacher(StateSamples(store), ENGINE, found.append, tmp_path / "photos", encoder=encoder)
+            teacher._look()
+            assert (teacher._test_failure is None) == (encoder is not None), teacher._test_failure
+            if encoder is None:
+                assert "name it again with --encoder python:halves:embed" in teacher._test_failure
+    assert [opinion.noise is not None for opinion in found] == [True, True]
+    assert found[0].accuracy is None and found[1].accuracy > 0.8
+    assert max(sizes) <= 8 and sum(sizes) == 30  # read and classified in pieces
+    done = cli("review", "--state", state, "--encoder", "none", "--no-browser")
+    assert done.code == 2 and "was created with encoder python:halves:embed, not none" in done.err
+
+
 def test_review_and_report_use_the_features(cli, code, tmp_path):
     from purereplay.web.opinions import features_of
     from purereplay.web.samples import StateSamples

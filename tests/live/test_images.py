@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngInfo
 
 from purereplay.data.encoders.pictures import plain
@@ -173,6 +173,22 @@ def test_a_look_at_the_header_finds_the_size_as_shown(orientation):
     assert look_at(encoded(Image.fromarray(GREY))) == (6, 5, False)
     with pytest.raises(Refused, match="is not an image"):
         look_at(b"hello")
+
+
+def test_a_look_at_the_header_decodes_no_pixels(monkeypatch):
+    """Also of a PNG without orientation, or with one in XMP."""
+    xmp = PngInfo()
+    xmp.add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>')
+    contents = {form: encoded(Image.fromarray(COLOUR), form) for form in ("PNG", "JPEG", "BMP", "GIF", "WEBP")}
+    turned = encoded(Image.fromarray(GREY), pnginfo=xmp)
+
+    def load(*values):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    for form, content in contents.items():
+        assert look_at(content) == (6, 5, True), form
+    assert look_at(turned) == (5, 6, False)
 
 
 @pytest.mark.parametrize("size", [(40_000, 40_000), (16_000, 15_000), (9_000, 8_000)])

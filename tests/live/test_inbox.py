@@ -37,7 +37,7 @@ def test_samples_enter_the_state_as_those_of_a_pipe(tmp_path):
         assert inbox.counts().waiting == 30
         assert absorb(session, inbox) == 30
         session.work()
-        assert inbox.counts() == (0, 0, 0, 0)
+        assert inbox.counts() == (0, 0, 0)
     assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
 
 
@@ -95,6 +95,37 @@ def test_a_full_inbox_and_a_damaged_one_are_reported(tmp_path, monkeypatch):
         inbox.database.execute("UPDATE samples SET label = 'other' WHERE number = 1")
         with pytest.raises(UserError, match="sample s0 does not match its digest"):
             inbox.next()
+
+
+def test_a_full_inbox_takes_the_labels_that_empty_it(tmp_path, monkeypatch):
+    with tiny(tmp_path / "state", "full-memory") as session, Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add([sample._replace(label=None) for sample in samples(0, 3)], nothing)
+        monkeypatch.setattr(inboxes, "_MAX_WAITING", 2)
+        with pytest.raises(FullInbox):
+            inbox.add([*samples(3, 4), Sample("s0", "label 0", None)], nothing)
+        labels = [Sample(sample.id, sample.label, None) for sample in samples(0, 3)]
+        assert [receipt.result for receipt in inbox.add(labels, nothing)] == ["labelled"] * 3
+        assert absorb(session, inbox) == 3
+        assert inbox.add(samples(3, 4), nothing)[0].result == "stored"
+
+
+def test_adding_samples_does_not_read_all_that_wait(tmp_path, monkeypatch):
+    with tiny(tmp_path / "state", "full-memory"), Inbox.opened(tmp_path / "state") as inbox:
+        inbox.add(samples(0, 1), nothing)
+        monkeypatch.setattr(inboxes, "_MAX_WAITING", 6)
+        counted, count = [], Inbox._taken
+        monkeypatch.setattr(Inbox, "_taken", lambda self: counted.append(count(self)) or counted[-1])
+        for number in range(1, 7):
+            inbox.add(samples(number, number + 1), nothing)
+        assert counted == []
+        inbox.settle([1, 2, 3], {})  # the process that trains has taken them
+        inbox.add(samples(7, 8), nothing)
+        assert [n for n, _ in counted] == [4]
+        queries = []
+        inbox.database.set_trace_callback(queries.append)
+        assert inbox.counts() == (5, 0, 0)
+        [plan] = inbox.database.execute(f"EXPLAIN QUERY PLAN {queries[0]}").fetchall()
+        assert "COVERING INDEX samples_label" in plan[-1]
 
 
 @pytest.mark.parametrize("content", [b"no database", None])
@@ -208,7 +239,7 @@ def test_refused_samples_take_no_room(tmp_path, monkeypatch):
         for start in range(0, 40, 8):
             inbox.add([Sample(f"r{i}", "a", b"x" * 1000) for i in range(start, start + 8)], nothing)
             inbox.settle([], {number: "has a feature that is NaN" for number, _ in inbox.next()})
-        assert inbox.counts() == (0, 0, 40, 0)
+        assert inbox.counts() == (0, 0, 40)
         assert inbox.database.execute("SELECT sum(length(image)) FROM samples").fetchone() == (0,)
         [again] = inbox.add([Sample("r0", "a", b"x" * 1000)], nothing)
         assert again.error == "has a feature that is NaN"
@@ -219,7 +250,7 @@ def test_images_that_an_earlier_version_kept_of_refused_samples_take_no_room(tmp
         monkeypatch.setattr(inboxes, "_MAX_BYTES", 10_000)
         inbox.add([Sample(f"r{i}", "a", b"x" * 1000) for i in range(10)], nothing)
         inbox.database.execute("UPDATE samples SET refusal = 'is not taken'")
-        assert inbox.counts() == (0, 0, 10, 0)
+        assert inbox.counts() == (0, 0, 10)
         [again, new] = inbox.add([Sample("r0", "a", b"x" * 1000), Sample("n", "a", b"x")], nothing)
         assert (again.error, new.result) == ("is not taken", "stored")
 
@@ -239,7 +270,7 @@ def test_the_state_is_asked_before_a_label_is_acknowledged(tmp_path):
         [same] = inbox.add([Sample("s0", "label 0", None)], known)
         assert same.result == "known"
         assert absorb(session, inbox) == 1
-        assert inbox.counts() == (0, 0, 0, 0) and session.store.n_samples == 1
+        assert inbox.counts() == (0, 0, 0) and session.store.n_samples == 1
 
 
 def test_a_refusal_does_not_hide_the_sample_of_the_state(tmp_path):

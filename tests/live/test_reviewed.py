@@ -14,9 +14,8 @@ from tiny_state import TINY_OPTIONS, fingerprint, items, picture, png, tiny
 
 from purereplay.errors import BusyError, UserError
 from purereplay.live.decisions import Decision, DecisionLog, InEffect
-from purereplay.live.exporting import export_decisions
 from purereplay.live.items import Refused
-from purereplay.live.reviewed import Reviewed, absorbed, check_log, log_path, warn_of_new_log
+from purereplay.live.reviewed import Reviewed, absorbed, check_log, export_decisions, log_path, warn_of_new_log
 from purereplay.live.store import Store
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -71,6 +71,16 @@ test("a failure keeps the decision; one that is refused for good opens the image
   assert.deepEqual([lost.outbox.length, lost.trail[0].decision, lost.trail[0].saving], [0, null, false]);
 });
 
+test("the reason of a refusal stays until the next action", () => {
+  const [refused] = run(started(), key("Enter"), key("k"), { type: "failed", text: "refused", lost: true });
+  const [later] = run(refused, { type: "saved", action: "n-1", items: [item(1)], status: STATUS }, { type: "status", status: STATUS }, key("F5"));
+  assert.equal(later.problem, "refused");
+  assert.equal(run(later, key("ArrowRight"))[0].problem, "");
+  assert.equal(run(later, { type: "do", what: "undo" })[0].problem, "");
+  const [failed] = run(started(), { type: "failed", text: "no answer" }, { type: "status", status: STATUS });
+  assert.equal(failed.problem, "");
+});
+
 test("arrows only move", () => {
   const [state] = run(started(), key("ArrowRight"), key("ArrowRight"), key("ArrowLeft"), key("ArrowLeft"), key("ArrowLeft"));
   assert.equal(state.at, 0);
@@ -132,6 +142,14 @@ test("a label that is not there yet can be entered", () => {
   assert.deepEqual(decisions(run(state, key("Enter"))[0]), [[0, "label", "Owl"]]);
 });
 
+test("a label that was entered is one of the labels", () => {
+  let [state] = run(started(), key("/"), { type: "typed", text: "Owl" }, key("Enter"));
+  assert.deepEqual(state.labels, ["cat", "dog", "kite", "sloth", "xenon", "Owl"]);
+  [state] = run(state, key("/"), { type: "typed", text: "Owl" });
+  assert.deepEqual(matches(state), [{ label: "Owl", fresh: false }]);
+  assert.deepEqual(run(state, key("Enter"))[0].labels, state.labels);
+});
+
 test("keys do nothing behind the help and the search", () => {
   const [helped] = run(started(), key("?"), key("Enter"), key("x"));
   assert.deepEqual(decisions(helped), []);
@@ -174,6 +192,17 @@ test("the grid decides on the selected images at once", () => {
   assert.deepEqual(state.grid.items.map((one) => one.sample), [11]);
 });
 
+test("the grid asks again if the pair was changed while its images loaded", () => {
+  const pair = { given: "cat", suggested: "dog", n: 9 };
+  const other = { given: "dog", suggested: "cat", n: 5 };
+  let [state, effects] = run(started(), key("g"), { type: "pairs", pairs: [pair, other] }, { type: "pair", pair: other });
+  assert.deepEqual(effects, []); // one request at a time
+  [state, effects] = run(state, { type: "cells", items: [item(10)], pair });
+  assert.deepEqual([state.grid.items, effects], [[], [{ type: "cells", n: 48 }]]);
+  [state] = run(state, { type: "cells", items: [item(20)], pair: other });
+  assert.deepEqual(state.grid.items.map((one) => one.sample), [20]);
+});
+
 test("arrows and the space bar select in the grid", () => {
   const pair = { given: "cat", suggested: "dog", n: 9 };
   const cells = Array.from({ length: 9 }, (_, i) => item(20 + i));
@@ -195,8 +224,8 @@ test("an accuracy has a decimal", () => {
 test("a label that could not be judged has no probability, and no probability is certain", () => {
   assert.equal(verdict(item(0, { clean: null })), "could not be judged: too few samples have this label");
   assert.match(suggestion(item(0, { clean: null, suggested: null, chance: null })), /no suggestion: too few/);
-  assert.equal(verdict(item(0, { clean: 1, accepted: true, buffer: null })), "right with probability over 99.9 %; accepted by the filter");
-  assert.equal(verdict(item(0, { clean: 0.2, accepted: false, buffer: 3 })), "right with probability 20 %; rejected by the filter, buffer 3");
+  assert.equal(verdict(item(0, { clean: 1, accepted: true, buffer: null })), "probability of being right: over 99.9 %; accepted by the filter");
+  assert.equal(verdict(item(0, { clean: 0.2, accepted: false, buffer: 3 })), "probability of being right: 20 %; rejected by the filter, buffer 3");
   assert.match(suggestion(item(0, { chance: 0.99997 })), /over 99.9 %/);
 });
 

@@ -60,8 +60,8 @@ def judged(folder: Path) -> Path:
 
 
 def service(state: Path, port: int = PORT, **options) -> Service:
-    known = {"state": state, "page_token": "the-token", "host": "127.0.0.1", "port": port, "max_bytes": 2**20}
-    made = Service(Options(**known | options), Engine(torch.device("cpu")))
+    known = {"state": state, "host": "127.0.0.1", "max_bytes": 2**20}
+    made = Service(Options(**known | options), Engine(torch.device("cpu")), page_token="the-token", port=port)
     made.interface.trainer = NoTraining(made.interface.snapshots)
     return made
 

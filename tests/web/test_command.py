@@ -9,7 +9,7 @@ from tiny_state import TINY_OPTIONS, picture, png, tiny
 
 from purereplay.cli import main
 from purereplay.live.decisions import Decision, DecisionLog
-from purereplay.live.reviewed import log_path
+from purereplay.live.reviewed import audit_log, log_path
 
 
 def call(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
@@ -37,6 +37,7 @@ REFUSED = {
     "both": (["--state", "s", "--audit", "a.csv"], "either --state DIR, or --audit"),
     "audit without images": (["--audit", "a.csv"], "belong together"),
     "images without audit": (["--state", "s", "--images", "x"], "belong together"),
+    "encoder of an audit": (["--audit", "a.csv", "--images", "x", "--encoder", "e"], "--encoder needs --state"),
     "no state": (["--state", "nothing"], "nothing holds no state"),
     "test without a state": (["--audit", "a.csv", "--images", ".", "--test", "t"], "--test needs --state"),
 }
@@ -87,6 +88,37 @@ def test_a_file_that_is_no_audit(text, monkeypatch, capsys, tmp_path):
     arguments = ["--audit", tmp_path / "audit.csv", "--images", tmp_path, "--no-browser", "--port", 0]
     code, _, err = call(monkeypatch, capsys, "review", *arguments)
     assert code == 2 and ("is not an audit" in err or "cannot be used" in err)
+
+
+def test_an_export_does_not_overwrite_the_audit_or_its_log(monkeypatch, capsys, tmp_path):
+    audit = tmp_path / "audit.csv"
+    audit.write_text("id,given_label,clean_probability,decision\nx,a,0.5,rejected\n")
+    with DecisionLog.writing(audit_log(audit)) as log:
+        log.record([Decision("x", "label", "b")], "anna", "a")
+    (tmp_path / "link.csv").symlink_to(audit)
+    (tmp_path / "hard.csv").hardlink_to(audit)
+    before = audit.read_text(), audit_log(audit).read_bytes()
+    options = ["review", "--audit", audit, "--images", tmp_path, "--export"]
+    names = ["audit.csv", "audit.csv.decisions.sqlite", "audit.csv.decisions.sqlite-wal", "link.csv", "hard.csv"]
+    for name in names:
+        code, _, err = call(monkeypatch, capsys, *options, tmp_path / name)
+        assert code == 2 and "belongs to the audit" in err, name
+    assert (audit.read_text(), audit_log(audit).read_bytes()) == before
+    code, _, err = call(monkeypatch, capsys, *options, tmp_path / "fixes.csv")
+    assert code == 0 and (tmp_path / "fixes.csv").read_text() == "id,label\nx,b\n", err
+
+
+def test_an_audit_with_blank_and_short_lines(monkeypatch, capsys, tmp_path):
+    from purereplay.web.samples import AuditSamples
+
+    audit, header = tmp_path / "audit.csv", "id,given_label,clean_probability,decision\n"
+    audit.write_text(header + "x,a,0.5,rejected\n\n,,,\ny,a,0.4,accepted\n\n")
+    samples = AuditSamples(audit, tmp_path)
+    assert samples.names([0, 1]) == ["x", "y"] and len(samples.table.number) == 2
+    audit.write_text(header + "x,a,0.5,rejected\n\ny,a\n")
+    arguments = ["--audit", audit, "--images", tmp_path, "--no-browser", "--port", 0]
+    code, _, err = call(monkeypatch, capsys, "review", *arguments)
+    assert code == 2 and f"Line 4 of {audit} has 2 cells, but the header has 4." in " ".join(err.split())
 
 
 def test_learn_waits_for_a_page_that_absorbs_decisions(state, monkeypatch, capsys, tmp_path):

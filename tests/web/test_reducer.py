@@ -16,7 +16,7 @@ def test_the_logic_of_the_page():
         ["node", "--test", str(FOLDER / "reducer.test.mjs")], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout
-    assert "pass 23" in done.stdout and "fail 0" in done.stdout
+    assert "pass 26" in done.stdout and "fail 0" in done.stdout
 
 
 def test_the_page_is_small_and_names_no_other_host():

@@ -263,7 +263,7 @@ REFUSED = {
     "an empty label": ({"id": "n", "label": " ", "image": ""}, "an empty label"),
     "a number as label": ({"id": "n", "label": 3, "image": ""}, "a label that is a number"),
     "no image and no label": ({"id": "n"}, "neither a label nor an image"),
-    "a label of an unknown sample": ({"id": "n", "label": "a"}, "is not known: send its image"),
+    "a label of an unknown sample": ({"id": "n", "label": "a"}, "is unknown: send its image"),
     "no base64": ({"id": "n", "label": "a", "image": "@"}, "an image that is not base64"),
     "no image": ({"id": "n", "label": "a", "image": "bm8="}, "is not an image"),
     "an empty image": ({"id": "n", "label": "a", "image": ""}, "is empty"),

@@ -15,6 +15,7 @@ import torch
 from review_page import wait_until
 from served_state import asking, encoded, judged, on_a_port, sample
 
+from purereplay.errors import UserError
 from purereplay.live.inbox import Receipt
 from purereplay.nets.engine import Engine
 from purereplay.web import serving, training
@@ -88,6 +89,16 @@ def test_a_state_that_is_gone_is_told_and_predictions_go_on(state, tmp_path):
         assert client.get("/status").status_code == client.get("/").status_code == 200
 
 
+def test_a_request_that_fails_is_counted_with_status_500(state, monkeypatch):
+    with asking(state) as (client, made):
+        monkeypatch.setattr(made.interface.intake.reader, "inputs", lambda *values: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            client.post("/predict", json={"images": ["AAAA"]})
+        monkeypatch.undo()
+        found = [line for line in client.get("/metrics").text.splitlines() if 'path="/predict"' in line]
+    assert any('status="500"' in line for line in found) and not any('status="0"' in line for line in found)
+
+
 def test_a_snapshot_that_raises_anything_does_not_end_the_thread(state, monkeypatch):
     found = Snapshots(state, Engine(torch.device("cpu")))
     assert found.refresh()
@@ -95,6 +106,29 @@ def test_a_snapshot_that_raises_anything_does_not_end_the_thread(state, monkeypa
     monkeypatch.setattr(found, "_load", lambda: 1 / 0)
     assert not found.refresh()
     assert found.current is before and "cannot be loaded: division by zero" in found.failure
+
+
+def test_a_process_that_cannot_be_started_does_not_end_the_thread(tmp_path, monkeypatch):
+    """It is started again, and a first start that fails is told at once."""
+    monkeypatch.setattr(training, "_BACKOFF", (0.01, 0.01))
+    tries = []
+
+    def start(*values, **options):
+        tries.append(values)
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(training.subprocess, "Popen", start)
+    trainer = Trainer(tmp_path, "cpu", on_model=lambda: None)
+    trainer.start()
+    try:
+        wait_until(lambda: len(tries) >= 3)
+        assert trainer.is_alive() and trainer.error.startswith("The process that trains cannot be run: ")
+        assert "Cannot allocate memory." in trainer.error
+        with pytest.raises(UserError, match="Cannot allocate memory"):
+            trainer.wait_until_ready()
+    finally:
+        trainer.stop()
+        trainer.join()
 
 
 def test_a_line_that_a_kill_has_cut_does_not_end_the_thread(tmp_path, monkeypatch):
@@ -153,6 +187,26 @@ def test_a_training_process_that_is_stopped_is_told(state, monkeypatch):
         finally:
             trainer._process.kill()
             thread.join()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX")
+def test_a_training_process_that_is_stopped_does_not_hold_the_server(tmp_path, monkeypatch):
+    """A pipe takes 64 KiB; the process learns what it missed when it goes on."""
+    start = training.subprocess.Popen
+    monkeypatch.setattr(training.subprocess, "Popen", lambda _, **how: start([sys.executable, "-c", ALIVE], **how))
+    trainer = Trainer(tmp_path, "cpu", on_model=lambda: None)
+    follower = threading.Thread(target=trainer._follow)
+    follower.start()
+    try:
+        wait_until(lambda: trainer.pid is not None)
+        os.kill(trainer.pid, signal.SIGSTOP)
+        told = threading.Thread(target=lambda: [trainer.look() for _ in range(20_000)], daemon=True)
+        told.start()
+        told.join(20)
+        assert not told.is_alive()
+    finally:
+        trainer._process.kill()
+        follower.join()
 
 
 def test_the_status_does_not_wait_for_samples_that_take_long(state, monkeypatch):

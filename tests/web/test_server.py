@@ -138,6 +138,45 @@ def test_decisions_teach_while_the_page_is_open(page, state):
     assert again["chance"] is not None and len(again["near"]["given"]) > 0
 
 
+def test_an_error_does_not_end_learning(page, state, monkeypatch):
+    from purereplay.web import teaching
+
+    def full(*values):
+        raise RuntimeError("CUDA out of memory.")
+
+    wait_until(lambda: page.post("status").json()["opinion"] >= 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(teaching.Reviewed, "absorb", full)
+        [one] = page.next(1)
+        page.decide(one["sample"], "drop")
+        told = "The decisions cannot be learned: CUDA out of memory."
+        wait_until(lambda: page.post("status").json()["activity"] == told)
+    wait_until(lambda: page.post("status").json()["absorbed"] == 1)
+
+
+def test_an_image_is_shown_with_one_opinion(state):
+    """The thread that learns may replace the opinion at any time."""
+    from purereplay.web.desk import Desk
+    from purereplay.web.opinions import unknown
+    from purereplay.web.samples import StateSamples
+
+    used = []
+
+    class Replaced(Desk):
+        @property
+        def opinion(self):
+            used.append(unknown(40))
+            return used[-1]
+
+        @opinion.setter
+        def opinion(self, value):
+            pass
+
+    with Store.reading(state) as store, DecisionLog.writing(log_path(state)) as log:
+        desk = Replaced(StateSamples(store), log, unknown(40))
+        assert desk.item(0)["name"] == "s0" and len(used) == 1
+
+
 def test_decisions_are_absorbed_at_the_end(state):
     with serving(state=state) as client:
         page = Page(client)
@@ -197,6 +236,25 @@ def test_statistics():
     assert statistics([], {}, 10, None)["wrong_share"] is None
 
 
+def test_statistics_leave_out_samples_without_a_score_and_the_speed_of_files():
+    from purereplay.live.decisions import Entry
+    from purereplay.live.reviewed import IMPORTED
+    from purereplay.web.statistics import statistics
+
+    def entry(number: int, kind: str, label: str | None, reviewer: str = "r", time: float = 0.0) -> Entry:
+        return Entry(number, f"s{number}", kind, label, None, reviewer, f"a{number}", time or 1000.0 + 2 * number)
+
+    given = {f"s{i}": "a" for i in range(100)}
+    read = [entry(i, "label", "a", IMPORTED, 1000.0) for i in range(60)]
+    found = statistics([*read, *(entry(i, "keep", "a") for i in range(60, 65))], given, 100, None)
+    assert (found["decided"], found["judged"], found["hint"]) == (65, 65, None)
+    assert abs(found["per_minute"] - 30) < 1e-9
+    others = [entry(i, kind, None) for i, kind in ((100, "drop"), (101, "unsure"))]
+    found = statistics([*read, *others], given, 62, None)
+    assert (found["decided"], found["unsure"], found["dropped"], found["hint"]) == (60, 0, 0, None)
+    assert found["per_minute"] is None
+
+
 def test_wrong_labels_left_do_not_count_corrections_twice(tmp_path):
     """`full-memory` estimates the noise of labels that nobody has decided; the page subtracts what was found."""
     from purereplay.live.items import Item
@@ -218,6 +276,29 @@ def test_wrong_labels_left_do_not_count_corrections_twice(tmp_path):
     with Store.reading(state) as store:
         rest = read_noise(store)[ALL, ALL]
     assert found["wrong"] == 20 and rest.n == 130
+    assert found["left"] == pytest.approx({name: getattr(rest, name) * 130 for name in ("rate", "low", "high")}, abs=1)
+
+
+def test_labels_that_were_corrected_before_are_not_left(tmp_path):
+    """`correct` writes no log unless a review runs, so the page knows of such corrections by the state alone."""
+    from purereplay.live.corrections import Correction, apply
+    from purereplay.live.items import Item
+    from purereplay.live.verdicts import ALL, read_noise
+
+    state = tmp_path / "state"
+    made = [Item(f"s{i}", f"label {(i + (i % 5 == 0)) % 3}", png(picture(i, i % 3))) for i in range(150)]
+    with tiny(state, learner="full-memory") as session:
+        session.take(made)
+        session.work()
+        apply(session, [Correction(f"s{i}", f"label {i % 3}") for i in range(0, 100, 5)])
+        session.settle()
+    with Store.reading(state) as store:
+        rest = read_noise(store)[ALL, ALL]
+    with serving(state=state) as client:
+        page = Page(client)
+        wait_until(lambda: page.post("status").json()["statistics"]["left"] is not None)
+        found = page.post("status").json()["statistics"]
+    assert found["wrong"] == 0 and rest.n == 130
     assert found["left"] == pytest.approx({name: getattr(rest, name) * 130 for name in ("rate", "low", "high")}, abs=1)
 
 

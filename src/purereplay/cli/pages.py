@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from purereplay.cli.app import Device, app
+from purereplay.cli.live import SameEncoder
 from purereplay.errors import UserError
 
 
@@ -27,6 +28,7 @@ def review(
     ),
     port: Annotated[int | None, typer.Option(help="Port. (default: 8490, or any that is free)")] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    encoder: SameEncoder = None,
     device: Device = "auto",
 ) -> None:
     """Review labels in the browser, the most doubtful first: one key to accept the suggestion, keep, relabel or drop.
@@ -49,10 +51,12 @@ def review(
         raise UserError("--audit and --images belong together.")
     if test is not None and state is None:
         raise UserError("--test needs --state: an audit has no classifier.")
+    if encoder is not None and state is None:
+        raise UserError("--encoder needs --state: an audit has no encoder.")
     from purereplay.report import review as report
 
     if export is not None:
-        from purereplay.live.exporting import export_decisions
+        from purereplay.live.reviewed import export_decisions
 
         report.show_exported(export, export_decisions(state, audit, export))
         return
@@ -65,7 +69,7 @@ def review(
         ) from None
     from purereplay.live.session import make_engine
 
-    subject = Subject(state=state, audit=audit, images=images, test=test)
+    subject = Subject(state=state, audit=audit, images=images, test=test, encoder=encoder)
     with report.serving("The page is closed. Every decision shown as saved is on disk."):
         serve(subject, make_engine(device), host=host, port=port, announce=report.announcer(browser=browser, host=host))
 

@@ -68,9 +68,7 @@ def serve(
         encoder=encoder,
         max_bytes=int(max_request * 2**20),
         token=token,
-        page_token="",
         host=host,
-        port=0,
     )
     with report.serving("The server has stopped. Every acknowledged sample is on disk."):
         announce = report.server_announcer(host=host, has_token=token is not None)

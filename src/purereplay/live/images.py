@@ -164,10 +164,14 @@ def starts_as_image(content: bytes) -> bool:
 
 
 def look_at(image: Path | bytes, root: Path | None = None) -> Look:
-    """Return the size and colour of an image by its header, without decoding it; raises Refused."""
+    """Return the size and colour of an image by what precedes its pixels, which are not decoded; raises Refused.
+
+    The orientation of a PNG is not known here if it follows the pixels.
+    """
     with _opened(read_content(image, root)) as opened:
         width, height = opened.size
-        if opened.getexif().get(0x0112) in _TURNED:
+        # a PNG's own method decodes the pixels in search of the orientation
+        if Image.Image.getexif(opened).get(0x0112) in _TURNED:
             width, height = height, width
         return Look(width, height, opened.mode not in GREY_MODES and not opened.mode.startswith("I"))
 

@@ -75,7 +75,6 @@ class Counts(NamedTuple):
     waiting: int  # for the process that trains
     unlabelled: int
     refused: int  # by the state
-    n_bytes: int  # of images, without those that an earlier version kept of refused samples
 
 
 # Sample as it was sent -> whether the state holds it; Refused if the state has another one of this id
@@ -94,6 +93,7 @@ class Inbox:
         self.path = path
         self.database = database
         self._file = file
+        self._most: tuple[int, int] | None = None  # samples and bytes for which room is taken, at most; None: unknown
 
     @classmethod
     @contextmanager
@@ -108,9 +108,13 @@ class Inbox:
             yield cls(path, database, file)
 
     def add(self, samples: Sequence[Sample], known: Known, has_label: HasLabel = lambda label: True) -> list[Receipt]:
-        """Record samples in one transaction; they are on the disk when this returns. Unusable ones are refused."""
+        """Record samples in one transaction; they are on the disk when this returns. Unusable ones are refused.
+
+        FullInbox if there is no room for their images; labels of images that are here need none.
+        """
         with self._transaction():
-            self._check_room(sum(len(s.image or b"") for s in samples))
+            if images := [s.image for s in samples if s.image is not None]:
+                self._take_room(len(images), sum(map(len, images)))
             return [self._add(sample, known, has_label) for sample in samples]
 
     def _add(self, sample: Sample, known: Known, has_label: HasLabel) -> Receipt:
@@ -133,7 +137,7 @@ class Inbox:
             return "known"
         if row is None:
             if sample.image is None:
-                raise Refused("is not known: send its image")
+                raise Refused("is unknown: send its image")
             self._insert(sample)
             return "waits for a label" if sample.label is None else "stored"
         if row.refusal is not None:
@@ -163,17 +167,29 @@ class Inbox:
         values = (last + 1, sample.id, sample.label, sample.image, _digest(sample))
         self._query("INSERT INTO samples VALUES (?, ?, ?, ?, ?, NULL)", *values)
 
-    def _check_room(self, n_bytes: int) -> None:
-        counts = self.counts()
-        if counts.waiting + counts.unlabelled > _MAX_WAITING or counts.n_bytes + n_bytes > _MAX_BYTES:
-            raise FullInbox("Too many samples wait to be learned: send more later.")
+    def _take_room(self, n: int, n_bytes: int) -> None:
+        """Raise FullInbox if there is no room for images.
+
+        Other processes only remove samples, so all images are counted only if those taken since then would not fit.
+        """
+        if self._most is None or not _fits(self._most, n_bytes):
+            self._most = self._taken()
+            if not _fits(self._most, n_bytes):
+                raise FullInbox("The inbox is full: send new images later.")
+        self._most = (self._most[0] + n, self._most[1] + n_bytes)
+
+    def _taken(self) -> tuple[int, int]:
+        """Return how many samples are not refused, and the bytes of their images; this reads all rows."""
+        [[n, n_bytes]] = self._query(
+            "SELECT count(*), coalesce(sum(length(image)), 0) FROM samples WHERE refusal IS NULL"
+        )
+        return int(n), int(n_bytes)
 
     def counts(self) -> Counts:
-        """Return how many samples are here."""
+        """Return how many samples are here; this reads an index only."""
         [found] = self._query(
             "SELECT coalesce(sum(label NOT NULL AND refusal IS NULL), 0), coalesce(sum(label IS NULL), 0),"
-            " coalesce(sum(refusal NOT NULL), 0), coalesce(sum(length(image)) FILTER (WHERE refusal IS NULL), 0)"
-            " FROM samples"
+            " coalesce(sum(refusal NOT NULL), 0) FROM samples"
         )
         return Counts(*map(int, found))
 
@@ -212,6 +228,10 @@ class Inbox:
 
     def _query(self, sql: str, *values: object) -> list[Any]:
         return schema.query(self.database, self.path, sql, values)
+
+
+def _fits(taken: tuple[int, int], n_bytes: int) -> bool:
+    return taken[0] <= _MAX_WAITING and taken[1] + n_bytes <= _MAX_BYTES
 
 
 def inbox_path(state: Path) -> Path:

@@ -8,6 +8,7 @@ from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import Store
 from purereplay.live.verdicts import PERSON, is_unjudged
 
+MAX_JUDGEMENTS = 1000  # of one answer of a server
 _COLUMNS = "s.id, c.label, v.probability, v.selected"
 _JOINED = "JOIN samples s USING (position) JOIN classes c ON c.code = s.label"
 _CORRECTED = (

@@ -1,4 +1,6 @@
-"""Reviewers' decisions enter a session: kept and corrected labels as corrections, dropped samples leave P.
+"""Reviewers' decisions: absorbed by a session, or exported as a CSV file.
+
+Kept and corrected labels enter a session as corrections, and dropped samples leave P.
 
 `learn` absorbs new decisions between two steps; `correct` and `review` do so if no other process holds the state. The
 state records the last entry of the log that it has absorbed. A kill between the two steps of `absorb` repeats the first
@@ -7,22 +9,29 @@ one, which then changes nothing.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
+import os
 import secrets
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from purereplay.data.files import write_whole
+from purereplay.data.text import spreadsheet_safe
 from purereplay.errors import UserError
 from purereplay.live.buffers import check_scored
 from purereplay.live.corrections import Correction, apply, check, read_corrections
-from purereplay.live.decisions import Decision, DecisionLog, InEffect
+from purereplay.live.decisions import Decision, DecisionLog, Entry, InEffect
 from purereplay.live.items import Outcome
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.session import Session
 from purereplay.live.store import DECISIONS, Store
 
+IMPORTED = "correct"  # reviewer of the labels that `correct` reads from a file
 _FACT = "reviewed"
 _logger = logging.getLogger(__name__)
 
@@ -50,6 +59,11 @@ def absorbed(store: Store) -> Absorbed:
 def log_path(state: Path) -> Path:
     """Return the path of the log of a state."""
     return state / DECISIONS
+
+
+def audit_log(audit: Path) -> Path:
+    """Return the path of the log of decisions on an audit file."""
+    return audit.with_name(audit.name + ".decisions.sqlite")
 
 
 class Reviewed:
@@ -108,7 +122,7 @@ def record_corrections(state: Path, fixes: Path) -> tuple[list[Outcome], list[st
     decisions = [Decision(names[position], "label", label) for position, label in labels.items()]
     with DecisionLog.writing(log_path(state), known.number) as log:
         check_log(log, known)
-        log.record(decisions, "correct", secrets.token_hex(8))
+        log.record(decisions, IMPORTED, secrets.token_hex(8))
     return outcomes, new_labels
 
 
@@ -136,6 +150,48 @@ def warn_of_new_log(path: Path, known: Absorbed) -> None:
             "longer be undone or exported.",
             path,
         )
+
+
+def decisions_csv(entries: Iterable[Entry]) -> str:
+    """Return the labels in effect as the CSV file that `correct` takes, with the columns id and label."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", "label"])
+    writer.writerows([spreadsheet_safe(e.sample), spreadsheet_safe(e.label)] for e in entries if e.label is not None)
+    return text.getvalue()
+
+
+def export_decisions(state: Path | None, audit: Path | None, out: Path) -> int:
+    """Write the labels that reviewers decided on; returns their number."""
+    known = Absorbed()
+    if state is not None:
+        path = log_path(state)
+        with Store.reading(state) as store:
+            store.check_destination(out)
+            known = absorbed(store)
+    else:
+        audit = audit or Path()
+        path = audit_log(audit)
+        _check_destination(audit, out)
+    with DecisionLog.reading(path) as log:
+        if log is not None:
+            check_log(log, known)
+        elif known.number and path.exists():
+            raise lost_decisions(path)
+        entries = [] if log is None else InEffect(log.entries()).all()
+    if not entries:
+        raise UserError(f"{path} holds no decisions yet: make some with `purereplay review`.")
+    write_whole(out, decisions_csv(entries).encode())
+    return sum(e.label is not None for e in entries)
+
+
+def _check_destination(audit: Path, out: Path) -> None:
+    """Raise UserError if `out` is the audit or a file of its log, also under another name."""
+    log = audit_log(audit)
+    own = [audit, log, *(log.with_name(log.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
+    same = out.exists() and any(path.exists() and path.samefile(out) for path in own)
+    if same or os.path.realpath(out) in map(os.path.realpath, own):
+        raise UserError(f"{out} belongs to the audit {audit}: choose another file.")
 
 
 def _withdraw(

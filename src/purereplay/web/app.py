@@ -28,6 +28,7 @@ from purereplay.live.images import Pixels
 from purereplay.live.items import Refused
 from purereplay.live.originals import THUMBNAIL
 from purereplay.live.reviewed import absorbed, check_log, warn_of_new_log
+from purereplay.live.settings import Opened, Wanted, check_same, wanted_encoder
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
 from purereplay.web import opinions
@@ -48,12 +49,13 @@ _MAX_NOTES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is reviewed: a state, or an audit with a folder of images."""
+    """Subject of a review: a state, or an audit with a folder of images."""
 
     state: Path | None = None
     audit: Path | None = None
     images: Path | None = None
     test: Path | None = None  # labelled images, whose accuracy is shown
+    encoder: str | None = None  # that of the state, named again
 
 
 class Server:
@@ -91,12 +93,15 @@ class Server:
             samples = self._samples(stack)
             self.name = hashlib.blake2b(str(samples.log.resolve()).encode(), digest_size=8).hexdigest()
             if isinstance(samples, StateSamples):
+                encoder = self._encoder(samples.store)
                 warn_of_new_log(samples.log, absorbed(samples.store))
             log = stack.enter_context(DecisionLog.writing(samples.log, samples.floor))
             if isinstance(samples, StateSamples):
                 check_log(log, absorbed(samples.store))
                 self.desk = Desk(samples, log, opinions.unknown(0))
-                self.teacher = Teacher(samples, self.engine, self._publish, self.subject.test, absorbs=self.teaches)
+                self.teacher = Teacher(
+                    samples, self.engine, self._publish, self.subject.test, absorbs=self.teaches, encoder=encoder
+                )
                 self.teacher.start()
             else:
                 assert isinstance(samples, AuditSamples)
@@ -107,6 +112,12 @@ class Server:
                 self.readers.shutdown(wait=False, cancel_futures=True)
                 if self.teacher is not None:
                     self.teacher.end()
+
+    def _encoder(self, store: Store) -> Opened | None:
+        """Return the encoder that the user named; UserError if it is not that of the state."""
+        named = wanted_encoder(self.subject.encoder)
+        check_same(store.settings, Wanted(encoder=named), store.folder)
+        return None if isinstance(named, str) else named
 
     def _samples(self, stack: ExitStack) -> Samples:
         s = self.subject
@@ -165,7 +176,7 @@ class Server:
         """Say where the large image of a sample comes from."""
         [number] = _numbers(values, "samples")[:1] or [-1]
         if not self.desk.has(number):
-            raise Refused("names a sample that is not here")
+            raise Refused("names an unknown sample")
         if number not in self.notes:
             await self._picture(number, _LARGE)
         return JSONResponse({"sample": number, "note": self.notes[number]})
@@ -235,11 +246,11 @@ class Server:
         for one in given:
             number, kind, label = (one.get(k) if isinstance(one, dict) else None for k in ("sample", "kind", "label"))
             if type(number) is not int or not self.desk.has(number):
-                raise Refused("names a sample that is not here")
+                raise Refused("names an unknown sample")
             if kind not in _KINDS:
                 raise Refused(f"has an unknown decision: it must be one of {', '.join(_KINDS)}")
             if one.get("name") not in (None, *self.desk.samples.names([number])):
-                raise Refused("names a sample that is another one here")
+                raise Refused("has a sample number and an id that do not match")
             decisions.append((number, kind, label if kind == "label" else None))
         reviewer, page, action = (_name(values, key) for key in ("reviewer", "page", "action"))
         items = self.desk.decide(reviewer, page, action, decisions)
@@ -337,7 +348,7 @@ def _filter(values: Any) -> Filter:
         return Filter()
     kinds = {"label": str, "suggested": str, "buffer": int, "decision": str, "verdict": str}
     if not isinstance(values, dict) or not values.keys() <= kinds.keys():
-        raise Refused("has a filter that is not known")
+        raise Refused("has an unknown filter")
     chosen = {name: value for name, value in values.items() if value is not None}
     if not all(type(value) is kinds[name] for name, value in chosen.items()):
         raise Refused("has a filter of the wrong type")

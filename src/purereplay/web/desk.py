@@ -1,4 +1,4 @@
-"""The reviewers' desk: which samples come next, decisions on them, undo, pairs of labels and the export.
+"""The reviewers' desk: the samples that come next, decisions on them, undo, pairs of labels and the export.
 
 Samples come in the order of doubt. A page reserves a few samples at a time, and what it got keeps its order: new scores
 change only what comes after. All methods are called by one thread.
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.live.decisions import Decision, DecisionLog, InEffect, Kind
-from purereplay.live.exporting import decisions_csv
 from purereplay.live.items import Refused, checked_label
+from purereplay.live.reviewed import decisions_csv
 from purereplay.web.opinions import Opinion
 from purereplay.web.samples import Samples
 from purereplay.web.statistics import Statistics, statistics
@@ -29,7 +29,7 @@ Choice = tuple[int, Kind, str | None]  # number of a sample, decision, label
 
 
 class Filter(NamedTuple):
-    """Which samples come next; None: any."""
+    """Choice of the samples that come next; None: any."""
 
     label: str | None = None  # given label
     suggested: str | None = None
@@ -141,16 +141,16 @@ class Desk:
     def item(self, number: int) -> Item:
         """Return everything the page shows of a sample."""
         row = self._place[number]
-        table = self.samples.table
+        table, opinion = self.samples.table, self.opinion  # a thread may replace the opinion meanwhile
         code, [name] = int(table.label[row]), self.samples.names([number])
-        given = self._input(number)
-        likely, is_judged = self.opinion.suggest(number, given), not np.isnan(table.probability[row])
+        given = self._input(number, opinion)
+        likely, is_judged = opinion.suggest(number, given), not np.isnan(table.probability[row])
         if likely is not None and likely[0] == code and not is_judged:
             likely = None  # the classifier has learned the label from this sample, and perhaps one more
         other = None if likely is None or likely[0] == code or likely[0] >= len(self.samples.labels) else likely[0]
-        own = None if given is None else self.opinion.features(given)
-        near = {"given": self.opinion.near(own, code, _NEAR, number)}
-        near["suggested"] = [] if other is None else self.opinion.near(own, other, _NEAR, number)
+        own = None if given is None else opinion.features(given)
+        near = {"given": opinion.near(own, code, _NEAR, number)}
+        near["suggested"] = [] if other is None else opinion.near(own, other, _NEAR, number)
         entry = self.in_effect.get(name)
         return {
             "sample": number,
@@ -166,9 +166,9 @@ class Desk:
             "near": near,
         }
 
-    def _input(self, number: int) -> Tensor | None:
-        """Return a sample as the classifier takes it, (1, …)."""
-        if self.opinion.classifier is None:
+    def _input(self, number: int, opinion: Opinion) -> Tensor | None:
+        """Return a sample as the classifier of an opinion takes it, (1, …)."""
+        if opinion.classifier is None:
             return None
         try:
             return self.samples.input(number)
@@ -205,7 +205,7 @@ class Desk:
         return [self.item(number) for name in names if (number := self._find(name)) is not None]
 
     def statistics(self) -> Statistics:
-        """Return what reviewing bought."""
+        """Return the statistics of the review."""
         self.follow()
         n_unjudged = int(np.isnan(self.samples.table.probability).sum())
         n_scored = len(self.samples.table.number)

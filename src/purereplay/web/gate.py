@@ -1,4 +1,4 @@
-"""Who may use the server's interface, and how much of it at once.
+"""Access control and limits of the HTTP interface.
 
 Host      without a token the name must be this machine's, so that no site can lead a browser here by its own name
 Origin    a browser's request must come from this server itself
@@ -98,14 +98,11 @@ class Room:
 class Gate:
     """Middleware around the routes of the interface."""
 
-    def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, token: str | None, host: str, port: int, max_bytes: int
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, token: str | None, host: str, max_bytes: int) -> None:
         self.app = app
         self.metrics = metrics
         self.token = token
         self.host = host
-        self.port = port
         self.max_bytes = max_bytes
         self.room = Room(_ROOM * max_bytes)
 
@@ -131,6 +128,9 @@ class Gate:
         except (Problem, UserError, TimeoutError) as error:
             if not status:  # otherwise the answer has begun
                 await _problem(error).response()(scope, receive, counted)
+        except Exception:  # the server answers 500 outside of this
+            status = status or 500
+            raise
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.observe(_template(scope["path"]), method, status, time.perf_counter() - began)
@@ -139,7 +139,7 @@ class Gate:
         """Return how many bytes the body of a request may have; Problem if it is not let through."""
         headers, path = request.headers, request.url.path
         if self.token is None and not is_own_host(headers.get("host", ""), self.host, None):
-            raise Problem(421, "This server does not have that name: use its address, or start it with a token.")
+            raise Problem(421, "The Host header does not name this server: use its address, or start it with a token.")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise Problem(403, "This request comes from another site.")

@@ -6,6 +6,7 @@ import base64
 import binascii
 import math
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -26,6 +27,7 @@ from purereplay.web.gate import Problem
 Input = Pixels | NDArray[np.float32]  # of a classifier: an image, or its features by an encoder
 MAX_ITEMS = 1000  # images or samples of a request
 MAX_PIXELS = 100_000_000  # of all images of a request, by their headers
+_COUNT_SECONDS = 1.0  # between two counts of the inbox while samples come
 _LARGE_IMAGE = 16_000_000  # pixels of an image that is decoded alone
 
 
@@ -37,7 +39,8 @@ class Intake:
         self.reader = Reader()
         self.thread = ThreadPoolExecutor(1, "intake")
         self._stack = ExitStack()
-        self.counts = Counts(0, 0, 0, 0)  # of the inbox, when it was used last
+        self.counts = Counts(0, 0, 0)  # of the inbox, about a second old while samples come
+        self._counted = -math.inf  # when
 
     def open(self) -> None:
         """Open the inbox."""
@@ -50,7 +53,7 @@ class Intake:
 
     def count(self) -> Counts:
         """Return the numbers of samples in the inbox."""
-        self.counts = self._inbox.counts()
+        self.counts, self._counted = self._inbox.counts(), time.monotonic()
         return self.counts
 
     def add(self, given: Sequence[Sample | Receipt]) -> list[Receipt]:
@@ -72,7 +75,8 @@ class Intake:
                     receipts.append(Receipt(sample.id, "refused", str(reason)))
             known = self._inbox.add(samples, lambda s: store.knows(s.id, s.label, pixels.get(s)), store.has_label)
             found = iter(known)
-        self.count()
+        if time.monotonic() - self._counted > _COUNT_SECONDS:
+            self.count()
         return [next(found) if receipt is None else receipt for receipt in receipts]
 
 

@@ -21,7 +21,7 @@ from purereplay.live.encoding import Encoding
 from purereplay.live.images import starts_as_image
 from purereplay.live.inbox import FullInbox, Receipt
 from purereplay.live.items import Refused
-from purereplay.live.judgements import judgements
+from purereplay.live.judgements import MAX_JUDGEMENTS, judgements
 from purereplay.live.settings import Wanted, check_same, wanted_encoder
 from purereplay.live.status import Status, status
 from purereplay.live.store import DATABASE, Store
@@ -34,13 +34,12 @@ from purereplay.web.openapi import document
 from purereplay.web.snapshots import Snapshot, Snapshots
 from purereplay.web.training import Trainer
 
-MAX_JUDGEMENTS = 1000
 _DECODERS = 2  # threads
 _STATUS_SECONDS = 1.0  # for which the numbers of a state are kept
 
 
 class Interface:
-    """What the routes share; running between `start` and `stop`."""
+    """Parts that the routes share; running between `start` and `stop`."""
 
     def __init__(
         self, state: Path, engine: Engine, *, name: str, device: str, max_bytes: int, encoder: str | None = None
@@ -199,8 +198,8 @@ class Interface:
         facts, state = self._facts(), await self._numbers()
         snapshot = self.snapshots.current
         gauges = {
-            "snapshot_swaps_total": ("counter", "Classifiers that were taken into use.", facts["swaps"]),
-            "snapshot_failures_total": ("counter", "Classifiers that were not.", facts["failed_snapshots"]),
+            "snapshot_swaps_total": ("counter", "Classifiers loaded.", facts["swaps"]),
+            "snapshot_failures_total": ("counter", "Classifiers that failed to load.", facts["failed_snapshots"]),
             "snapshot_age_seconds": ("gauge", "Age of the classifier.", time.time() - snapshot.made if snapshot else 0),
             "training_up": ("gauge", "1 while the process that trains runs.", float(self.trainer.responds)),
             "training_starts_total": ("counter", "Starts of the process that trains.", facts["training_starts"]),

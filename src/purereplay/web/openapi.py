@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from purereplay.live.items import MAX_ID, MAX_LABEL
+from purereplay.live.judgements import MAX_JUDGEMENTS
+from purereplay.web.intake import MAX_ITEMS
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}
 _SHARE: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1}
-_MAX_ITEMS = 1000
 
 
 def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
@@ -57,7 +58,7 @@ _INPUT = _object(
 _SCHEMAS = {
     "Error": _object({"error": _TEXT}),
     "Predict": _object(
-        {"images": _list(_IMAGE, minItems=1, maxItems=_MAX_ITEMS)},
+        {"images": _list(_IMAGE, minItems=1, maxItems=MAX_ITEMS)},
         probabilities={"type": "boolean", "description": "Return the probability of every label."},
     )
     | {"additionalProperties": False},
@@ -77,7 +78,7 @@ _SCHEMAS = {
         "description": "An image with a label, an image whose label comes later, or the label of an image that came.",
         "anyOf": [{"required": ["label"]}, {"required": ["image"]}],
     },
-    "Learn": _object({"samples": _list(_ref("Sample"), minItems=1, maxItems=_MAX_ITEMS)})
+    "Learn": _object({"samples": _list(_ref("Sample"), minItems=1, maxItems=MAX_ITEMS)})
     | {"additionalProperties": False},
     "Learned": _object({"acknowledged": _WHOLE, "refused": _WHOLE, "samples": _list(_RECEIPT)}),
     "Judgements": _object(
@@ -124,7 +125,7 @@ _SCHEMAS = {
 _ERRORS = {
     "401": "The bearer token is missing or wrong.",
     "403": "The request comes from another site.",
-    "421": "The name of the server is not its own.",
+    "421": "The Host header does not name this server.",
 }
 _BODY_ERRORS = {
     "400": "The request cannot be used.",
@@ -179,7 +180,8 @@ def _plain(name: str, summary: str, media: str, schema: dict[str, Any], **errors
 
 def _paths(model: str) -> dict[str, Any]:
     since = _in_query("since", {**_WHOLE, "default": 0}, "Number of the last judgement that is known.")
-    limit = _in_query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most judgements to return.")
+    limits = {"type": "integer", "minimum": 1, "maximum": MAX_JUDGEMENTS}
+    limit = _in_query("limit", limits, "Most judgements to return.")
     answer_ready = {"type": "object"}
     paths = {
         "/predict": _post("predict", "Classify images.", "Predict", ("200", "Predictions"), images=True),

@@ -73,15 +73,15 @@ def features_of(classifier: Predictor, images: torch.Tensor) -> NDArray[np.float
 
 
 def of_audit(samples: AuditSamples) -> Opinion:
-    """Return the opinion that an audit file states; similar images are the surest accepted ones of a label."""
+    """Return the opinion that an audit file states; similar images are the most confident accepted ones of a label."""
     opinion = Opinion(np.array(samples.suggested, np.int32), np.array(samples.chance, np.float32))
-    accepted = np.flatnonzero(samples.table.accepted)[::-1]  # the surest first
+    accepted = np.flatnonzero(samples.table.accepted)[::-1]  # the most confident first
     opinion.clean, opinion.clean_labels = samples.table.number[accepted], samples.table.label[accepted]
     return opinion
 
 
-def surest(table: Table, held: NDArray[np.int64], each: int, most: int) -> NDArray[np.int64]:
-    """Return rows of the table whose numbers are `held`: at most `each` of a label, the surest first, and `most`."""
+def most_confident(table: Table, held: NDArray[np.int64], each: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` rows of the table whose numbers are `held`, the most confident `each` of every label."""
     rows = np.flatnonzero(np.isin(table.number, held) & ~np.isnan(table.probability))[::-1]
     labels = table.label[rows]
     order = np.argsort(labels, kind="stable")

@@ -21,12 +21,11 @@ from purereplay.data.csv_files import BadRow, open_csv
 from purereplay.data.text import spreadsheet_raw
 from purereplay.errors import UserError
 from purereplay.live.encoding import inputs
-from purereplay.live.exporting import audit_log
 from purereplay.live.items import Refused, checked_id, checked_label
 from purereplay.live.lists import readable
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.originals import THUMBNAIL, Shown, copy_of, read_file, read_shown
-from purereplay.live.reviewed import absorbed, log_path
+from purereplay.live.reviewed import absorbed, audit_log, log_path
 from purereplay.live.store import Store
 from purereplay.live.verdicts import unjudged
 
@@ -164,13 +163,13 @@ class AuditSamples(Samples):
         self.chance: list[float] = []
         codes: dict[str, int] = {}
         lines = _audit_rows(audit)
-        self.has_buffers = any(row.get("centrality") for row in lines)  # the learner full-memory has none
-        rows = [self._row(audit, n, row, codes) for n, row in enumerate(lines)]
+        self.has_buffers = any(row.get("centrality") for _, row in lines)  # the learner full-memory has none
+        rows = [self._row(audit, line, n, row, codes) for n, (line, row) in enumerate(lines)]
         self.labels = list(codes)
         self._found = {name: n for n, name in enumerate(self._names)}
         self.table = Table.sorted_by_doubt(list(zip(*rows, strict=True)) if rows else [[]] * 5)
 
-    def _row(self, audit: Path, n: int, row: dict[str, str], codes: dict[str, int]) -> tuple[float, ...]:
+    def _row(self, audit: Path, line: int, n: int, row: dict[str, str], codes: dict[str, int]) -> tuple[float, ...]:
         try:
             name, label = (checked_id(row["id"]), checked_label(row["given_label"]))
             other = row.get("likely_other_label")
@@ -183,7 +182,7 @@ class AuditSamples(Samples):
                 raise ValueError("its clean probability is not a number")
             return n, code, probability, row["decision"] == "accepted", int(row.get("buffer") or 0)
         except (Refused, ValueError) as reason:
-            raise UserError(f"Row {n + 1} of {audit} cannot be used: {reason}.") from None
+            raise UserError(f"Line {line} of {audit} cannot be used: {reason}.") from None
 
     def names(self, numbers: list[int]) -> list[str]:
         return [self._names[n] for n in numbers]
@@ -195,8 +194,8 @@ class AuditSamples(Samples):
         return partial(read_file, self.images, self._names[number], size)
 
 
-def _audit_rows(audit: Path) -> list[dict[str, str]]:
-    """Return the rows of an audit file; UserError if it is another kind of file."""
+def _audit_rows(audit: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of an audit file, each with its line; UserError if it is another kind of file."""
     with readable(audit), open_csv(audit, errors="surrogateescape") as table:
         rows = iter(table)
         header = next(rows, [])
@@ -206,7 +205,12 @@ def _audit_rows(audit: Path) -> list[dict[str, str]]:
         for row in rows:
             if isinstance(row, BadRow):
                 raise UserError(f"Line {row.first} of {audit} is not CSV: {row.reason}.")
-            found.append({name: spreadsheet_raw(cell) for name, cell in zip(header, row, strict=False)})
+            if not any(row):
+                continue
+            if len(row) < len(header):
+                raise UserError(f"Line {table.line} of {audit} has {len(row)} cells, but the header has {len(header)}.")
+            cells = {name: spreadsheet_raw(cell) for name, cell in zip(header, row, strict=False)}
+            found.append((table.line, cells))
             if len(found) > _MAX_ROWS:
                 raise UserError(f"{audit} has more than {_MAX_ROWS:,} rows.")
     return found

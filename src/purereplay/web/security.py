@@ -1,4 +1,4 @@
-"""Who may talk to the page: only this machine's browser, with the token of the printed address.
+"""Access control of the review page: only this machine's browser, with the token of the printed address.
 
 Host      must name the server; a page of another site that resolves its own name to this machine is refused
 token     random for every start; the printed address has it, and a cookie keeps it
@@ -60,7 +60,7 @@ class Guard:
         """Return the answer to a request that is not let through; None: it is."""
         headers = request.headers
         if not is_own_host(headers.get("host", ""), self.host, self.port):
-            return PlainTextResponse("This server does not have that name.", 421)
+            return PlainTextResponse("The Host header does not name this server: use the printed address.", 421)
         given = request.query_params.get("token")
         if request.url.path == "/" and given is not None:
             if not _same(given, self.token):

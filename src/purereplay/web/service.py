@@ -39,28 +39,24 @@ class Options:
     encoder: str | None = None  # that of the state, named again
     max_bytes: int = 32 * 2**20  # of a request
     token: str | None = None  # that requests need
-    page_token: str  # of the review page
     host: str
-    port: int
 
 
 class Service:
-    """The application; `interface` has the parts that run."""
+    """The application, with the token of the review page; `interface` has the parts that run."""
 
-    def __init__(self, options: Options, engine: Engine) -> None:
+    def __init__(self, options: Options, engine: Engine, *, page_token: str, port: int) -> None:
         o = options
         self.interface = Interface(
             o.state, engine, name=o.name, device=o.device, max_bytes=o.max_bytes, encoder=o.encoder
         )
-        gate = Middleware(
-            Gate, metrics=self.interface.metrics, token=o.token, host=o.host, port=o.port, max_bytes=o.max_bytes
-        )
+        gate = Middleware(Gate, metrics=self.interface.metrics, token=o.token, host=o.host, max_bytes=o.max_bytes)
         review = Server(Subject(state=o.state), engine, teaches=False)
         self._open = _OpenOnce(review)
         self.programs = Starlette(
             routes=_routes(self.interface), middleware=[gate], lifespan=self._running, exception_handlers=_HANDLERS
         )
-        guard = Middleware(Guard, token=o.page_token, host=o.host, port=o.port)
+        guard = Middleware(Guard, token=page_token, host=o.host, port=port)
         self.page = Starlette(routes=routes_of(review), middleware=[guard, Middleware(_Opening, once=self._open)])
         self.state = self.programs.state
 

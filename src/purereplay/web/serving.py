@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import h11
@@ -48,16 +47,15 @@ def serve(subject: Subject, engine: Engine, *, host: str, port: int | None, anno
 def serve_state(options: Options, engine: Engine, *, port: int | None, announce: Callable[[str, str], None]) -> None:
     """Serve a state until Ctrl-C or SIGTERM; `announce` receives its address, and that of the review page."""
     listening = _listen(options.host, (SERVICE_PORT,) if port is None else (port,))
-    number = int(listening.getsockname()[1])
-    own = replace(options, port=number, page_token=new_token())
-    address = _address(own.host, number)
-    app = Service(own, engine)
+    number, token = int(listening.getsockname()[1]), new_token()
+    address = _address(options.host, number)
+    app = Service(options, engine, page_token=token, port=number)
     _return_memory()
     # threads that wait for each other are slow while training uses the same cores
     n_threads = max(1, (os.cpu_count() or 1) // 4)
     torch.set_num_threads(min(torch.get_num_threads(), n_threads))
     with threadpool_limits(n_threads, "blas"):
-        _run(app, listening, lambda: announce(address, f"{address}/?token={own.page_token}"), "The server", 20)
+        _run(app, listening, lambda: announce(address, f"{address}/?token={token}"), "The server", 20)
 
 
 def _return_memory() -> None:

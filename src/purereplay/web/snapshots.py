@@ -49,7 +49,7 @@ class Snapshot:
 
     @property
     def takes_features(self) -> bool:
-        """Whether the inputs are features of an encoder, float32; otherwise they are images, uint8."""
+        """True if the inputs are features of an encoder, float32; otherwise they are images, uint8."""
         return self.settings.encoder is not None
 
     def probabilities(self, images: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What reviewing bought: wrong labels found, an estimate of those left, speed, and a hint when to stop."""
+"""Review statistics: wrong labels found, an estimate of those left, speed, and a hint when to stop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TypedDict
 
 from purereplay.live.decisions import Entry
+from purereplay.live.reviewed import IMPORTED
 from purereplay.purify.noise_rate import NoiseRate, wilson
 
 RECENT = 50  # decisions by which the hint is given
@@ -35,10 +36,14 @@ class Statistics(TypedDict):
 def statistics(
     entries: Sequence[Entry], given: dict[str, str], n_scored: int, noise: NoiseRate | None, n_unjudged: int = 0
 ) -> Statistics:
-    """Return the statistics of the decisions in effect, oldest first; `given` are the given labels by id."""
-    judged = [e for e in entries if e.label is not None and e.sample in given]
-    is_wrong = [e.label != given[e.sample] for e in judged]
-    n_wrong = sum(is_wrong)
+    """Return the statistics of the decisions in effect, oldest first; `given` are the given labels of scored samples.
+
+    Decisions on other samples do not count, and labels of a file, read by `correct`, have no speed and no order.
+    """
+    entries = [e for e in entries if e.sample in given]
+    reviewed = [e for e in entries if e.reviewer != IMPORTED]
+    judged = [e for e in entries if e.label is not None]
+    n_wrong = sum(e.label != given[e.sample] for e in judged)
     share = wilson(n_wrong, len(judged)) if judged else None
     n_decided = len(entries)
     left = None if noise is None or not noise.n else _left(noise, n_scored - n_unjudged, n_decided, n_wrong)
@@ -52,8 +57,8 @@ def statistics(
         "dropped": sum(e.kind == "drop" for e in entries),
         "wrong_share": None if share is None else {"rate": share.rate, "low": share.low, "high": share.high},
         "left": left,
-        "per_minute": per_minute([e.time for e in entries]),
-        "hint": _hint(is_wrong, n_scored - n_decided),
+        "per_minute": per_minute([e.time for e in reviewed]),
+        "hint": _hint([e.label != given[e.sample] for e in reviewed if e.label is not None], n_scored - n_decided),
     }
 
 

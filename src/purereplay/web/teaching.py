@@ -18,20 +18,20 @@ from torch import Tensor
 
 from purereplay.errors import BusyError, UserError
 from purereplay.live.buffers import load_learner
-from purereplay.live.decisions import DecisionLog, Entry
+from purereplay.live.decisions import DecisionLog, Entry, InEffect
 from purereplay.live.encoding import inputs
-from purereplay.live.folders import ImageFolder
-from purereplay.live.items import Item
+from purereplay.live.export.accuracy import measure
 from purereplay.live.memory_settings import FULL_MEMORY
-from purereplay.live.predict import ImageReader, ImageSource, Predictor, current_classifier, with_current
-from purereplay.live.reviewed import Reviewed, absorbed
+from purereplay.live.predict import Predictor, current_classifier, with_current
+from purereplay.live.reviewed import Reviewed, absorbed, log_path
 from purereplay.live.session import Session
+from purereplay.live.settings import Opened
 from purereplay.live.store import Current, Store
 from purereplay.live.verdicts import ALL, last_revision, read_noise
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.purify.noise_rate import NoiseRate, noise_rates
-from purereplay.web.opinions import Opinion, features_of, surest
+from purereplay.web.opinions import Opinion, features_of, most_confident
 from purereplay.web.samples import StateSamples, read_scores
 
 _PAUSE = 1.0  # seconds between two looks at the state
@@ -41,8 +41,6 @@ _MANY = 25  # decisions that are learned without waiting for such a pause
 _CHUNK = 100  # samples classified at once; the page is served in between
 _EACH, _MOST = 50, 5000  # believed-clean images per label, and in all, that similar ones are chosen from
 _NOISE_SAMPLE = 2000  # scored samples for the noise estimate
-
-Test = tuple[Tensor, list[str]]  # images and labels
 
 
 class Teacher(threading.Thread):
@@ -56,6 +54,7 @@ class Teacher(threading.Thread):
         test: Path | None,
         *,
         absorbs: bool = True,
+        encoder: Opened | None = None,
     ) -> None:
         super().__init__(name="teacher", daemon=True)
         self.samples = samples  # only its newest scores are set here: its database belongs to another thread
@@ -64,9 +63,12 @@ class Teacher(threading.Thread):
         self.engine = engine
         self.publish = publish
         self.test = test
+        self.encoder = encoder  # that of the state, if the user named it
         self.absorbs = absorbs  # False: another process does, also while it does not hold the state
         self.activity = "starting"  # shown on the page
         self.n_absorbed = 0  # number of the last entry of the log that the state has absorbed
+        self._failure: str | None = None  # the error of the last look at the state
+        self._test_failure: str | None = None  # why there is no accuracy on the test folder
         self._ended = threading.Event()
         self._judged, self._judging = (
             -math.inf,
@@ -86,21 +88,28 @@ class Teacher(threading.Thread):
             try:
                 self._absorb(at_once=False)
                 self._look()
-                self.activity = "ready"
-            except UserError as error:
-                self.activity = str(error)
-                logging.getLogger(__name__).warning("%s", error)
+                self.activity, self._failure = self._test_failure or "ready", None
+            except Exception as error:  # a full memory, for instance; this thread must go on
+                self._fail(error)
             self._ended.wait(_PAUSE)
         try:
             self._absorb(at_once=True)
-        except UserError as error:
-            logging.getLogger(__name__).warning("%s", error)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Show an error on the page, and log it unless it is the last one again."""
+        known = isinstance(error, UserError)
+        sentence = str(error) if known else f"The decisions cannot be learned: {str(error).rstrip('.')}."
+        if sentence != self._failure:
+            logging.getLogger(__name__).warning("%s", sentence, exc_info=None if known else error)
+        self.activity = self._failure = sentence
 
     def _absorb(self, *, at_once: bool) -> None:
         """Absorb decisions into the state, unless another process holds it or the reviewer is busy."""
         with Store.reading(self.state) as store:
             self.n_absorbed = absorbed(store).number
-        with DecisionLog.reading(self.state / "decisions.sqlite") as log:
+        with DecisionLog.reading(log_path(self.state)) as log:
             new = [] if log is None else log.entries(self.n_absorbed)
         if not self.absorbs or not new or not (at_once or is_due(new, time.time())):
             return
@@ -146,14 +155,14 @@ class Teacher(threading.Thread):
                 return
             self.activity = "estimating the noise"
             with store.snapshot():
-                opinion.accuracy = self._accuracy(store, opinion)
                 opinion.noise = self._noise(store, current)
+                self._measure(store, opinion)
 
     def _opinion(self, store: Store, classifier: Predictor, n: int) -> Opinion:
         """Return the opinion of a new classifier; suggestions are those of the one before until they are replaced."""
         table = self.scores.table
         held = np.array([p for (p,) in store.query("SELECT position FROM purified")], np.int64)
-        rows = surest(table, held, _EACH, _MOST)
+        rows = most_confident(table, held, _EACH, _MOST)
         numbers = table.number[rows]
         corrected = dict(store.query("SELECT position, label FROM corrections ORDER BY number"))
         labels = [corrected.get(int(p), int(code)) for p, code in zip(numbers, table.label[rows], strict=True)]
@@ -174,7 +183,9 @@ class Teacher(threading.Thread):
     def _noise(self, store: Store, current: Current) -> NoiseRate:
         """Return the estimated share of wrong labels among the scored samples, as they were before reviewing."""
         if store.settings.learner == FULL_MEMORY:
-            return _noise_of_memory(store)
+            with DecisionLog.reading(log_path(self.state)) as log:
+                entries = [] if log is None else InEffect(log.entries()).all()
+            return _noise_of_memory(store, {e.sample for e in entries if e.label is not None})
         learner = load_learner(store, current, self.engine)
         table = self.scores.table
         n = len(table.number)
@@ -183,25 +194,16 @@ class Teacher(threading.Thread):
         features = embed(learner.network, learner.inference_base, images, penultimate=True).cpu().numpy()
         return noise_rates(features, table.label[rows], len(self.scores.labels))[0]
 
-    def _accuracy(self, store: Store, opinion: Opinion) -> float | None:
-        """Return the accuracy on the user's test folder."""
+    def _measure(self, store: Store, opinion: Opinion) -> None:
+        """Measure the accuracy on the user's test folder; what prevents it is shown on the page."""
         if self.test is None or opinion.classifier is None:
-            return None
-        reader, labels = ImageReader(store), store.labels()
-        items = [offer for offer in ImageFolder(self.test, store.folder).listing() if isinstance(offer, Item)]
-        images, wanted = list[Tensor](), list[str]()
-        for start in range(0, len(items), reader.at_once):
-            some = items[start : start + reader.at_once]
-            found = reader.inputs([ImageSource(item.image, item.root, (item.id,)) for item in some])
-            for item, own in zip(some, found, strict=True):
-                if isinstance(own, Tensor):
-                    images.append(own)
-                    wanted.append(item.label)
-        if not images:
-            raise UserError(f"{self.test} holds no images that can be classified: use folders label/name.png.")
-        codes = opinion.classifier.probabilities(torch.stack(images)).argmax(1).tolist()
-        n_right = sum(labels[int(code)] == label for code, label in zip(codes, wanted, strict=True))
-        return n_right / len(wanted)
+            return
+        self._test_failure = None
+        try:
+            opinion.accuracy = measure(store, opinion.classifier, self.test, self.encoder).rate
+        except UserError as error:
+            self._test_failure = str(error)
+            logging.getLogger(__name__).warning("%s", error)
 
     def _classify(self, store: Store, opinion: Opinion) -> None:
         """Fill in the suggestions of all scored samples, the most doubtful first."""
@@ -229,13 +231,16 @@ def is_due(new: list[Entry], now: float) -> bool:
     return len(new) >= _MANY or (len(new) > 0 and not 0 <= now - new[-1].time < _QUIET)
 
 
-def _noise_of_memory(store: Store) -> NoiseRate:
-    """Return the estimate of `full-memory`, which leaves out corrected labels, together with those that were wrong."""
+def _noise_of_memory(store: Store, reviewed: set[str]) -> NoiseRate:
+    """Return the estimate of `full-memory`, which leaves out corrected labels, together with those that were wrong.
+
+    Labels that were corrected outside of the log, as by `correct`, are no longer wrong; `reviewed` are the ids in it.
+    """
     found, revision = read_noise(store).get((ALL, ALL)), last_revision(store)
     if found is None or revision is None:
         return NoiseRate(math.nan, 0.0, 1.0, 0)
-    sql = "SELECT c.position, c.label, s.label FROM corrections c JOIN samples s USING (position) ORDER BY c.number"
-    is_wrong = {position: label != given for position, label, given in store.query(sql)}
+    sql = "SELECT s.id, c.label, s.label FROM corrections c JOIN samples s USING (position) ORDER BY c.number"
+    is_wrong = {name: label != given and name in reviewed for name, label, given in store.query(sql)}
     n_wrong = sum(list(is_wrong.values())[: revision.n_corrections])  # later ones are not part of the estimate
     n, n_rest = revision.n_samples, revision.n_samples - revision.n_corrections
     rate, low, high = ((share * n_rest + n_wrong) / n for share in found[1:])

@@ -48,7 +48,7 @@ class Trainer(threading.Thread):
 
     @property
     def responds(self) -> bool:
-        """Whether the process runs and has told something lately, as far as this thread has listened."""
+        """True if the process runs and has told something lately, as far as this thread has listened."""
         return self.pid is not None and (self._loads or time.monotonic() - self._heard < _SILENCE)
 
     def wait_until_ready(self) -> None:
@@ -85,16 +85,21 @@ class Trainer(threading.Thread):
             if process is None or process.stdin is None:
                 return
             try:
-                process.stdin.write(word + "\n")
-                process.stdin.flush()
+                number = process.stdin.fileno()
+                if hasattr(os, "set_blocking"):  # not on Windows before Python 3.12
+                    os.set_blocking(number, False)
+                os.write(number, f"{word}\n".encode())  # whole or not at all, since it is shorter than PIPE_BUF
             except (OSError, ValueError):
-                pass  # it has ended, and the next one looks by itself
+                pass  # it has ended or does not read; a new one, or one that goes on, looks by itself
 
     def run(self) -> None:
         pause = _BACKOFF[0]
         while not self._stopping.is_set():
             began = time.monotonic()
-            self._follow()
+            try:
+                self._follow()
+            except Exception as error:  # too little memory for a process, for instance; this thread must go on
+                self._fail(error)
             if self._stopping.is_set():
                 return
             if time.monotonic() - began > _STEADY:
@@ -102,6 +107,16 @@ class Trainer(threading.Thread):
             logging.getLogger(__name__).warning("%s", self.error)
             self._stopping.wait(pause)
             pause = min(2 * pause, _BACKOFF[1])
+
+    def _fail(self, error: Exception) -> None:
+        """End a process that cannot be followed, and tell why."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+        self._loads = False
+        self.activity = "stopped"
+        self.error = f"The process that trains cannot be run: {str(error).rstrip('.')}."
 
     def _follow(self) -> None:
         """Start the process and read its events until it ends."""

@@ -53,10 +53,12 @@ def measure(store: Store, classifier: Predictor, folder: Path, encoder: Opened |
     for start in range(0, len(items), reader.at_once):
         some = items[start : start + reader.at_once]
         sources = [ImageSource(item.image, item.root, (item.id,)) for item in some]
-        for item, own in zip(some, reader.inputs(sources), strict=True):
-            if isinstance(own, torch.Tensor):
-                code = int(classifier.probabilities(own[None]).argmax())
-                n, n_right = n + 1, n_right + (labels[code] == item.label)
+        given = zip(some, reader.inputs(sources), strict=True)
+        known = [(item.label, own) for item, own in given if isinstance(own, torch.Tensor)]
+        if known:
+            codes = classifier.probabilities(torch.stack([own for _, own in known])).argmax(1).tolist()
+            n += len(known)
+            n_right += sum(labels[code] == label for code, (label, _) in zip(codes, known, strict=True))
     if not n:
         raise UserError(f"{folder} holds no images that can be classified: use folders label/name.png.")
     return Accuracy(*wilson(n_right, n)[:3], n, measured=True, n_refused=len(offers) - n)

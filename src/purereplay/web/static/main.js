@@ -231,7 +231,7 @@ async function begin() {
     document.getElementById("problem").hidden = true;
     dispatch({ type: "begun", data: await begun() });
     EFFECTS.rest();
-    if (refused) dispatch({ type: "failed", text: refused });
+    if (refused) dispatch({ type: "failed", text: refused, lost: true });
   } catch (error) {
     document.getElementById("problem").textContent = said(error);
     document.getElementById("problem").hidden = false;

@@ -17,14 +17,20 @@ export function initial(identity) {
     grid: { pairs: [], pair: null, items: [], at: 0, chosen: [], asking: false },
     outbox: [], n_actions: 0, n_saved: 0, opinion: 0,
     picker: null, // { text, at } while a label is searched
-    status: null, message: "", problem: "",
+    status: null, message: "", problem: "", refused: false, // refused: the problem is told until the next action
   };
 }
 
 export function reduce(state, event) {
   const handler = HANDLERS[event.type];
-  return handler ? handler(state, event) : [state, []];
+  return handler ? handler(state.refused && isAction(state, event) ? { ...state, problem: "", refused: false } : state, event) : [state, []];
 }
+
+function isAction(state, event) {
+  return event.type === "key" ? commandOf(state, event.key) !== null : ["do", "pick", "toggle", "pair", "filter"].includes(event.type);
+}
+
+const answered = (state) => (state.refused ? state.problem : "");
 
 const HANDLERS = {
   begun(state, { data }) {
@@ -47,7 +53,7 @@ const HANDLERS = {
   saved(state, { action, items, status }) {
     const [done, ...outbox] = state.outbox;
     if (!done || done.action !== action) return [state, []];
-    const next = merged({ ...state, outbox, status: status ?? state.status, n_saved: state.n_saved + items.length, problem: "" }, items);
+    const next = merged({ ...state, outbox, status: status ?? state.status, n_saved: state.n_saved + items.length, problem: answered(state) }, items);
     const one = items.length === 1 ? `${items[0].name}: ${said(items[0].decision)}` : `${items.length} images`;
     const isDone = next.view === "grid" && !next.grid.items.length && !outbox.length; // of this pair
     return ask({ ...next, message: `Saved. ${one}` }, [...(outbox.length ? [{ type: "send" }] : []), ...(isDone ? [{ type: "pairs" }] : [])]);
@@ -55,7 +61,7 @@ const HANDLERS = {
   undone(state, { action, items, status }) {
     const [done, ...outbox] = state.outbox;
     if (!done || done.action !== action) return [state, []];
-    let next = { ...state, outbox, status: status ?? state.status, problem: "" };
+    let next = { ...state, outbox, status: status ?? state.status, problem: answered(state) };
     const effects = outbox.length ? [{ type: "send" }] : [];
     if (!items.length) return [{ ...next, message: "There is nothing to undo." }, effects];
     next = { ...next, message: `Undone. ${items.length === 1 ? `${items[0].name} is` : `${items.length} images are`} open again.` };
@@ -68,15 +74,15 @@ const HANDLERS = {
     return [{ ...next, at, exhausted: false, grid: { ...next.grid, items: [...back, ...next.grid.items] } }, effects];
   },
   failed(state, { text, lost }) {
-    if (!lost) return [{ ...state, asking: false, problem: text, grid: { ...state.grid, asking: false } }, []];
+    if (!lost) return [{ ...state, asking: false, problem: text, refused: false, grid: { ...state.grid, asking: false } }, []];
     // the server refused this action for good: the image is open again
     const [bad, ...outbox] = state.outbox;
     const samples = new Set((bad?.decisions ?? []).map((one) => one.sample));
     const trail = state.trail.map((one) => (samples.has(one.sample) ? { ...one, decision: null, saving: false } : one));
-    return [{ ...state, outbox, trail, problem: text }, outbox.length ? [{ type: "send" }] : []];
+    return [{ ...state, outbox, trail, problem: text, refused: true }, outbox.length ? [{ type: "send" }] : []];
   },
   status(state, { status }) {
-    const next = { ...state, status, problem: state.outbox.length ? state.problem : "" };
+    const next = { ...state, status, problem: state.outbox.length ? state.problem : answered(state) };
     const open = openAhead(next).map((one) => one.sample);
     const isNew = status.opinion !== state.opinion && open.length;
     return [isNew ? { ...next, opinion: status.opinion } : next, isNew ? [{ type: "refresh", samples: open.slice(0, 50) }] : []];
@@ -102,7 +108,7 @@ const HANDLERS = {
     return askGrid({ ...state, grid: { ...grid, pair, items: grid.pair === pair ? grid.items : [], chosen: [], at: 0 } });
   },
   cells(state, { items, pair }) {
-    if (!state.grid.pair || !samePair(pair, state.grid.pair)) return [{ ...state, grid: { ...state.grid, asking: false } }, []];
+    if (!state.grid.pair || !samePair(pair, state.grid.pair)) return askGrid({ ...state, grid: { ...state.grid, asking: false } }); // of a pair that was changed meanwhile
     const known = new Set(state.grid.items.map((one) => one.sample));
     const all = [...state.grid.items, ...items.filter((one) => !known.has(one.sample))];
     return [{ ...state, grid: { ...state.grid, items: all, asking: false } }, []];
@@ -246,7 +252,8 @@ function submit(state, chosen, choice) {
   const made = new Map(chosen.map((one) => [one.sample, choice(one)]));
   const decisions = chosen.map(({ sample, name }) => ({ sample, name, ...made.get(sample) }));
   const mark = (one) => (made.has(one.sample) ? { ...one, decision: made.get(one.sample), saving: true } : one);
-  let next = { ...state, trail: state.trail.map(mark), message: "" };
+  const entered = [...made.values()].map((one) => one.label).filter((label) => label !== null && !state.labels.includes(label));
+  let next = { ...state, labels: [...state.labels, ...new Set(entered)], trail: state.trail.map(mark), message: "" };
   if (state.view === "focus") next = { ...next, at: Math.min(state.at + 1, state.trail.length) };
   const items = next.grid.items.filter((one) => !made.has(one.sample));
   next = { ...next, grid: { ...next.grid, items, chosen: [], at: 0 } };

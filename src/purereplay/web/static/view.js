@@ -44,7 +44,7 @@ export function render(state) {
   picker(state);
   numbers(state);
   set("message", state.message);
-  const unsaved = state.outbox.length && state.problem ? ` ${state.outbox.length} decisions are not saved yet and are sent again.` : "";
+  const unsaved = state.outbox.length && state.problem && !state.refused ? ` ${unsent(state.outbox.length)} not saved yet and will be sent again.` : "";
   set("problem", state.problem ? state.problem + unsaved : "");
   $("problem").hidden = !state.problem;
   if (state.help !== $("help").open) state.help ? $("help").showModal() : $("help").close();
@@ -53,7 +53,9 @@ export function render(state) {
 function filters(state) {
   part("filters", [state.labels, state.buffers], () => {
     const any = () => element("option", { value: "", textContent: "any" });
+    const chosen = $("filter-label").value; // labels may have been added
     $("filter-label").replaceChildren(any(), ...state.labels.map((l) => element("option", { value: JSON.stringify(l), textContent: l })));
+    $("filter-label").value = chosen;
     const buffers = Array.from({ length: state.buffers }, (_, i) => element("option", { value: String(i), textContent: String(i) }));
     $("filter-buffer").replaceChildren(any(), ...buffers);
     $("buffer-box").hidden = state.buffers < 2;
@@ -90,7 +92,7 @@ function focus(state) {
 export function verdict(item) {
   if (item.clean === null) return "could not be judged: too few samples have this label";
   const buffer = item.buffer === null ? "" : `, buffer ${item.buffer}`;
-  return `right with probability ${chance(item.clean)}; ${item.accepted ? "accepted" : "rejected"} by the filter${buffer}`;
+  return `probability of being right: ${chance(item.clean)}; ${item.accepted ? "accepted" : "rejected"} by the filter${buffer}`;
 }
 
 export function suggestion(item) {
@@ -169,7 +171,7 @@ function numbers(state) {
   part("numbers", status, () => {
     const s = status.statistics;
     const rows = [["Decided", `${count(s.decided)} of ${count(s.scored)} scored`]];
-    if (s.wrong_share) rows.push(["Wrong labels among those looked at", percent(s.wrong_share.rate), `${count(s.wrong)} of ${count(s.judged)}; ${percent(s.wrong_share.low)} to ${percent(s.wrong_share.high)}`]);
+    if (s.wrong_share) rows.push(["Wrong labels among the reviewed", percent(s.wrong_share.rate), `${count(s.wrong)} of ${count(s.judged)}; ${percent(s.wrong_share.low)} to ${percent(s.wrong_share.high)}`]);
     if (s.left) rows.push(["Wrong labels left, estimated", count(s.left.rate), `${count(s.left.low)} to ${count(s.left.high)}`]);
     if (s.unjudged) rows.push(["Could not be judged", count(s.unjudged), "too few samples of the label"]);
     if (s.per_minute) rows.push(["Labels per minute", s.per_minute.toFixed(0)]);
@@ -179,10 +181,12 @@ function numbers(state) {
     $("numbers").replaceChildren(...rows.map(([name, value, note]) => element("div", {}, element("dt", { textContent: name }), element("dd", {}, value, note ? element("small", { textContent: ` (${note})` }) : ""))));
     set("hint", s.hint ?? "");
     const learned = !status.teaches ? "" : status.last > status.absorbed ? "Saved decisions are learned in a moment." : "All decisions are learned.";
-    set("activity", [status.activity === "ready" ? "" : status.activity && `Now: ${status.activity}.`, s.decided ? learned : ""].filter(Boolean).join(" "));
+    const now = status.activity === "ready" ? "" : status.activity.endsWith(".") ? status.activity : status.activity && `Now: ${status.activity}.`;
+    set("activity", [now, s.decided ? learned : ""].filter(Boolean).join(" "));
   });
 }
 
+const unsent = (n) => (n === 1 ? "1 change is" : `${n} changes are`);
 const count = (n) => Math.round(n).toLocaleString("en");
 export const exact = (p) => `${(100 * p).toFixed(1)} %`;
 // a probability is never shown as certain
