@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_state import fingerprint, picture, png, tiny
 
-from purereplay.errors import UserError
+from purereplay.errors import UserError, WriteError
 from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply
 from purereplay.live.intake import open_source
@@ -186,7 +186,7 @@ def test_an_interrupted_chunk_changes_nothing(photos, state, monkeypatch):
     before = fingerprint(state)
     move(photos, "cat/00.png", "dog/00.png")
     with monkeypatch.context() as patch, pytest.raises(UserError, match="full"):
-        patch.setattr("purereplay.live.store.write_whole", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
+        patch.setattr("purereplay.live.store.write_whole", lambda *_, **__: (_ for _ in ()).throw(WriteError("full")))
         learn(photos)
     assert fingerprint(state) == before
     learn(photos)

@@ -434,3 +434,8 @@ def test_a_commit_between_two_statements_of_a_reader_is_no_damage(tmp_path):
         before, more = digests.newest_commit(reader), iter(range(5, 100))
         found = digests.newest_commit(Slow(reader, lambda: session.take([items(i := next(more), i + 1)[0]])))
     assert found == before and found.n_samples == 5
+
+
+def test_an_error_of_the_caller_is_not_one_of_the_mark(tmp_path):
+    with pytest.raises(BrokenPipeError), tiny(tmp_path / "state"):
+        raise BrokenPipeError
