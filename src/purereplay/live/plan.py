@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from purereplay.learners.spr.settings import SprSettings
 from purereplay.live.encoding import Encoding
 from purereplay.live.images import Encodable, Pixels, read_pixels
 from purereplay.live.intake import open_source
-from purereplay.live.items import Item, Offer, Refused
+from purereplay.live.items import Item, Offer, Refusal, Refused
 from purereplay.live.moves import Moves
 from purereplay.live.settings import (
     NewSettings,
@@ -81,9 +82,9 @@ def plan(
     if data == "-":
         raise UserError("--dry-run needs a folder or a list: a pipe cannot be read twice.")
     source = open_source(data, state=state, root=root, labels=labels)
-    offers = list(source.first)
+    offers = [_with_image(offer) for offer in source.first]
     if source.total != len(source.first):
-        offers = [offer for k, some in enumerate(source.chunks) for offer in (map(_light, some) if k else some)]
+        offers += [_light(_with_image(offer)) for some in islice(source.chunks, 1, None) for offer in some]
     items = [offer for offer in offers if isinstance(offer, Item)]
     with _existing(state, wanted) as (have, store):
         chosen, settings = _shape(have, source.first)
@@ -133,6 +134,13 @@ def expensive(settings: StateSettings, seconds: float | None) -> list[str]:
             "a smaller --size takes less."
         )
     return found
+
+
+def _with_image(offer: Offer) -> Offer:
+    """Return an offer, or a refusal of an item whose image is empty."""
+    if isinstance(offer, Item) and offer.image == b"":
+        return Refusal(offer.id, "is empty", offer.line)
+    return offer
 
 
 def _light(offer: Offer) -> Offer:
@@ -200,10 +208,10 @@ def _seconds(
     items: Sequence[Item], settings: StateSettings, n_new: int, n_all: int, encoding: Encoding | None
 ) -> float | None:
     """Return a rough estimate of the time, by reading some images and computing their features."""
+    items = [item for item in items if item.image]
     if isinstance(settings.options, SprSettings) or not items:
         return None
     began, images = time.perf_counter(), list[Pixels]()
-    items = [item for item in items if item.image]
     some = items[:: max(1, len(items) // _TRIAL)][:_TRIAL]
     if settings.encoder is not None:
         encoded = None if encoding is None else _encoding_seconds(some, settings, encoding)
