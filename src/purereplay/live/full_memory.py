@@ -25,7 +25,7 @@ from purereplay.errors import UserError
 from purereplay.live import digests
 from purereplay.live.encoding import inputs
 from purereplay.live.opinion import Known, Opinion, form_opinion, load_opinion
-from purereplay.live.store import REJECTED, Current, Store
+from purereplay.live.store import Current, Store
 from purereplay.live.verdicts import (
     ALL,
     Estimate,
@@ -36,6 +36,7 @@ from purereplay.live.verdicts import (
     fill,
     last_revision,
     read_noise,
+    rejected,
     write_arrived,
     write_person,
     write_revision,
@@ -53,7 +54,7 @@ class Judged(NamedTuple):
     n_samples: int  # known then
     n_new: int  # judged for the first time
     n_changed: int  # decisions that changed
-    n_rejected: int  # of all samples, now
+    n_rejected: int  # of all samples, now; without those that could not be judged
     is_revision: bool  # whether all samples were judged
     noise: Estimate | None  # share of wrong labels; None: unknown
 
@@ -183,7 +184,7 @@ class FullMemory:
         return self._judged(stop, written, is_revision=False)
 
     def _judged(self, n: int, written: Written, *, is_revision: bool) -> Judged:
-        [n_rejected] = self.store.one(f"SELECT count(*) FROM ({REJECTED})")
+        [n_rejected] = self.store.one(f"SELECT count(*) FROM ({rejected(self.store)})")
         noise = read_noise(self.store).get((ALL, ALL))
         return Judged(n, written.n_new, written.n_changed, int(n_rejected), is_revision, noise)
 

@@ -27,6 +27,7 @@ from purereplay.live.reviewed import Reviewed, log_path
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
 from purereplay.live.shapes import Chosen
+from purereplay.live.verdicts import rejected
 from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
 
@@ -45,7 +46,8 @@ class LearnProgress:
     n_corrected: int = 0  # files that were moved to another label
     n_to_score: int = 0  # samples to be scored, as far as known
     n_scored: int = 0
-    n_rejected: int = 0  # of these rejected by the filter; full-memory: of all samples of the state
+    # of these rejected by the filter, as `status` counts them; full-memory: of all samples of the state
+    n_rejected: int = 0
     others: Sequence[str] = ()  # files of a folder that were skipped, since they are no images
     new_labels: Sequence[str] = ()  # labels that no sample had before this call; none for a state without samples
     judged: Judged | None = None  # the last judgement of full-memory
@@ -223,5 +225,7 @@ class _Loop:
             p.n_scored, p.n_rejected, p.judged = p.n_scored + report.n_new, report.n_rejected, report
         else:
             p.n_scored += len(report.selected_mask)
-            p.n_rejected += int((~report.selected_mask).sum())
+            sql = f"SELECT count(*) FROM ({rejected(self.session.store)}) WHERE position BETWEEN ? AND ?"
+            [n_rejected] = self.session.store.one(sql, [int(report.index.min()), int(report.index.max())])
+            p.n_rejected += n_rejected
         self.observer.scored(p, report)

@@ -56,7 +56,6 @@ _JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
 _LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
-REJECTED = "SELECT position FROM decisions WHERE selected = 0 AND position NOT IN (SELECT position FROM corrections)"
 _GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
 _OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions|inbox)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
 
