@@ -110,7 +110,7 @@ def test_an_audit_is_written_whole_or_not_at_all(state, monkeypatch):
     out = state.parent / "audit.csv"
     out.write_text("the last one")
     with monkeypatch.context() as patch, Store.reading(state) as store:
-        patch.setattr(Store, "rows", lambda *_: (_ for _ in ()).throw(UserError("sample s3 is damaged")))
+        patch.setattr(Store, "span", lambda *_: (_ for _ in ()).throw(UserError("sample s3 is damaged")))
         with pytest.raises(UserError, match="s3"):
             audit(store, ENGINE, out)
     assert out.read_text() == "the last one" and not list(state.parent.glob("*.part"))
@@ -293,7 +293,7 @@ def test_readers_continue_while_another_process_replaces_the_learner(state, tmp_
             if n_asked == 1:
                 session.take(items(45, 60))
                 session.work()
-            return store.tensors(current)["n_done"]
+            return store.packed(current).tensors["n_done"]
 
         assert int(with_current(store, use)) == 3 and n_asked == 2
         audit(store, ENGINE, tmp_path / "audit.csv")  # while the other process holds the lock
@@ -301,4 +301,4 @@ def test_readers_continue_while_another_process_replaces_the_learner(state, tmp_
         [gone] = state.glob("learner-*")
         gone.unlink()
         with pytest.raises(UserError, match=gone.name):
-            with_current(store, lambda current: store.tensors(current))
+            with_current(store, lambda current: store.packed(current))

@@ -410,7 +410,7 @@ def test_partly_written_files_of_a_killed_process_are_removed(state):
 def test_tensors_are_restored_exactly(state):
     with tiny(state) as session:
         current = session.store.current()
-        tensors, again = session.learner.state(), session.store.tensors(current)
+        tensors, again = session.learner.state(), session.store.packed(current).tensors
     assert tensors.keys() == again.keys() and all(torch.equal(tensors[n], again[n]) for n in tensors)
 
 

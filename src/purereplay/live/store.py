@@ -331,13 +331,10 @@ class Store:
 
     def rows(self, positions: list[int]) -> list[Row]:
         """Return samples by position; each is checked against its digest."""
-        return [row for position in positions for row in self._rows(position, position + 1)]
+        return [row for position in positions for row in self.span(position, position + 1)]
 
     def span(self, start: int, stop: int) -> list[Row]:
         """Return the samples at positions start … stop - 1; each is checked against its digest."""
-        return self._rows(start, stop)
-
-    def _rows(self, start: int, stop: int) -> list[Row]:
         shape = self.image_settings.shape
         rows = self.query(
             "SELECT position, id, c.label, pixels, digest FROM samples s JOIN classes c ON c.code = s.label"
@@ -376,10 +373,6 @@ class Store:
         if not isinstance(taken, int) or not 0 <= taken <= self.n_samples:
             raise UserError(f"{self.path} is damaged: its learner has {short(str(taken))} samples.")
         return Current(self.folder / name, digest, taken)
-
-    def tensors(self, current: Current, most: int | None = None) -> dict[str, Tensor]:
-        """Return the tensors of the learner; UserError if the file is damaged, or has more than `most` bytes."""
-        return self.packed(current, most).tensors
 
     def packed(self, current: Current, most: int | None = None) -> Packed:
         """Return the contents of the learner file; UserError if it is damaged, or has more than `most` bytes."""
