@@ -5,14 +5,12 @@ An observer receives every step and may stop the loop between two of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from purereplay.errors import BusyError, Interrupted
+from purereplay.errors import Interrupted
 from purereplay.learners.base import FilterReport
 from purereplay.learners.own_data import own_entry
 from purereplay.learners.spr.settings import SprSettings
@@ -32,7 +30,6 @@ from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
 
 _MANY = 2000  # new samples from which on the time is estimated before the work begins
-_PATIENCE = 10.0  # seconds to wait for a state that is being reviewed
 
 
 @dataclass
@@ -105,23 +102,14 @@ def learn(
     end; None: only if the source has an end. `answers`: where every item of a pipe is acknowledged.
     """
     source = open_source(data, state=state, root=root, follow=follow, labels=labels)
-    with ExitStack() as stack:
-        session = _opened(stack, state, wanted, device)
+
+    def is_not_reviewed() -> bool:  # a review page holds a state only for a few seconds, while it absorbs decisions
+        return not log_path(state).exists()
+
+    with Session.open_waiting(state, wanted, make_engine(device), give_up=is_not_reviewed) as session:
         loop = _Loop(session, source, observer or LearnObserver(), answers)
         loop.run(rest=source.ends if rest is None else rest)
     return loop.progress
-
-
-def _opened(stack: ExitStack, state: Path, wanted: Wanted, device: str) -> Session:
-    """Open a state; a review page may hold it for a few seconds, while it absorbs decisions."""
-    engine, end = make_engine(device), time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return stack.enter_context(Session.open(state, wanted, engine))
-        except BusyError:
-            if time.monotonic() > end or not log_path(state).exists():
-                raise
-            time.sleep(0.2)
 
 
 class _Loop:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from purereplay.errors import UserError
+from purereplay.errors import BusyError, UserError
 from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
 from purereplay.live.buffers import Buffers
@@ -27,6 +28,8 @@ from purereplay.live.store import Current, Store
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine, flush_denormals
 from purereplay.nets.lockstep import Account
+
+_PATIENCE = 10.0  # seconds to wait for another process to leave the state
 
 
 def make_engine(device: str) -> Engine:
@@ -64,6 +67,24 @@ class Session:
             if current is not None:
                 session.learning.load(current)
                 store.tidy(current)
+            yield session
+
+    @classmethod
+    @contextmanager
+    def open_waiting(
+        cls, folder: Path, wanted: Wanted | None, engine: Engine, *, give_up: Callable[[], bool]
+    ) -> Iterator[Session]:
+        """Open a state that another process may leave soon; BusyError after 10 s, or once `give_up` returns True."""
+        end = time.monotonic() + _PATIENCE
+        with ExitStack() as stack:
+            while True:
+                try:
+                    session = stack.enter_context(cls.open(folder, wanted, engine))
+                    break
+                except BusyError:
+                    if time.monotonic() > end or give_up():
+                        raise
+                    time.sleep(0.2)
             yield session
 
     @property
