@@ -38,6 +38,7 @@ from purereplay.live import digests, schema
 from purereplay.live.images import Pixels
 from purereplay.live.items import Refused, short
 from purereplay.live.mark import MARK, Commit, Mark, check_mark, read_mark
+from purereplay.live.own_tables import JOURNALS, files_of
 from purereplay.live.same_file import SameFile, check_regular, only_writer
 from purereplay.live.settings import (
     NewSettings,
@@ -52,12 +53,11 @@ from purereplay.live.settings import (
 DATABASE = "state.sqlite"
 DECISIONS = "decisions.sqlite"  # see decisions.py
 INBOX = "inbox.sqlite"  # see inbox.py
-_JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
 _LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
 _GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
-_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions|inbox)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
+_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions|inbox)\.sqlite(?:{'|'.join(JOURNALS)})?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -433,7 +433,7 @@ def is_own(name: str) -> bool:
 def _checked(folder: Path) -> Iterator[sqlite3.Connection]:
     """Open the database of a state for reading; UserError if it is none, or behind its mark. Nothing is changed."""
     path = folder / DATABASE
-    check_regular([folder / MARK, path, *(path.with_name(path.name + suffix) for suffix in _JOURNALS)])
+    check_regular([folder / MARK, *files_of(path)])
     if not path.exists():
         raise _no_state(folder)
     marked = read_mark(folder / MARK)  # before the database, to which another process may add commits meanwhile
