@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from purereplay.errors import UserError
 from purereplay.live import schema
@@ -26,7 +26,7 @@ from purereplay.live.own_tables import OwnDatabase, OwnTables, files_of, opened
 from purereplay.live.same_file import SameFile, check_regular
 
 Kind = Literal["keep", "label", "unsure", "drop", "undo"]
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS = ("keep", "label", "unsure", "drop")  # decisions of a reviewer
 _TABLES = OwnTables(
     "a log of decisions",
     1,
