@@ -24,8 +24,9 @@ from torch import Tensor
 from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.jobs import Asks, Listed, ListedJob
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import Head, Network
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.technique import Step, Technique
 from purereplay.purify.self_centered import Verdict
 
 _QUANTILE = 0.99

@@ -14,8 +14,8 @@ from torch import Tensor
 from purereplay.data.forms import COUNT, Form, Forms, forms_like, n_rows, total, with_prefix
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.draws import RandomStream, uniforms
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import Network, State, is_trained, network_input, part, prefixed
-from purereplay.nets.technique import sample_losses
 
 _AT_ONCE = 2**26  # floats for the gradients of single samples
 

@@ -48,9 +48,10 @@ from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Listed, ListedJob, Trained
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import State, part, prefixed
 from purereplay.nets.steps import rows
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.technique import Step, Technique
 from purereplay.purify.gaussian_mixture import lower_probability
 
 Real = NDArray[np.float64]
