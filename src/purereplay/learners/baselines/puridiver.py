@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, n_rows, with_prefix
+from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, n_rows, prefixed
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import DataSpec, Report, Workload
 from purereplay.learners.baselines.base import common_arguments
@@ -49,7 +49,7 @@ from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Listed, ListedJob, Trained
 from purereplay.nets.losses import sample_losses
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, Technique
 from purereplay.purify.gaussian_mixture import lower_probability
@@ -365,7 +365,7 @@ class PuriDivER(ContinuedLearner):
         n_held = n_rows(state, "memory.labels", self.capacity)
         memory = batch_forms(n_held, self.image_shape, torch.uint8, limits)
         own = {"is_new": FLAG, "epochs_left": COUNT._replace(most=len(self.training.lrs))}
-        return (super().forms(state, limits) or {}) | own | with_prefix("memory.", memory)
+        return (super().forms(state, limits) or {}) | own | prefixed("memory.", memory)
 
     def load(self, state: State) -> None:
         super().load(state)
