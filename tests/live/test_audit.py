@@ -53,7 +53,7 @@ def fix(state: Path, text: str) -> list:
 def held(state: Path) -> dict[str, tuple[str, float]]:
     """Contents of P: label and clean probability by id."""
     with tiny(state) as session:
-        batch, probability = session.learner.purified.contents()
+        batch, probability = session.learning.learner.purified.contents()
         labels, rows = session.store.labels(), session.store.rows(batch.index.tolist())
         found = zip(rows, batch.labels.tolist(), probability.tolist(), strict=True)
         return {row.id: (labels[code], p) for row, code, p in found}
@@ -224,7 +224,7 @@ def test_corrections_stay_while_learning_continues(state):
         session.work(rest=True)
     assert held(state)["s1"] == ("label 2", 1.0) and held(state)["s2"] == ("brand new", 1.0)
     with tiny(state) as session:
-        taught = getattr(session.learner, "seen", None)  # pure-replay: classes that the base was trained on
+        taught = getattr(session.learning.learner, "seen", None)  # pure-replay: classes that the base was trained on
         assert taught is None or taught.tolist() == [True] * 4
 
 

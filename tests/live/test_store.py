@@ -363,7 +363,8 @@ def test_a_state_keeps_its_learner(tmp_path):
         session.take(items(0, 20))
         session.work()
     with tiny(tmp_path / "state", sharpening="0.5") as session:
-        assert type(session.learner).__name__ == "PureReplay" and session.store.image_settings.options.sharpening == 0.5
+        assert type(session.learning.learner).__name__ == "PureReplay"
+        assert session.store.image_settings.options.sharpening == 0.5
     with (
         pytest.raises(UserError, match=r"created with sharpening 0\.5, not 0\.8"),
         tiny(tmp_path / "state", sharpening="0.8"),
@@ -410,7 +411,7 @@ def test_partly_written_files_of_a_killed_process_are_removed(state):
 def test_tensors_are_restored_exactly(state):
     with tiny(state) as session:
         current = session.store.current()
-        tensors, again = session.learner.state(), session.store.packed(current).tensors
+        tensors, again = session.learning.learner.state(), session.store.packed(current).tensors
     assert tensors.keys() == again.keys() and all(torch.equal(tensors[n], again[n]) for n in tensors)
 
 

@@ -62,8 +62,6 @@ class Judged(NamedTuple):
 class FullMemory:
     """The opinion of a state about its samples, and the samples that it has judged."""
 
-    learner = None  # there is no learner of the registry
-
     def __init__(self, store: Store) -> None:
         self.store = store
         self.opinion: Opinion | None = None  # None: nothing was judged yet

@@ -159,8 +159,7 @@ def _withdraw(
             store.replace("corrections", [row for row in rows if row[1] not in gone])
             current = session.withdraw(sorted(gone))
         store.write_fact(_FACT, json.dumps(facts))
-    if current is not None:
-        store.tidy(current)
+    store.tidy(current)
 
 
 def _position(store: Store, sample: str) -> int | None:

@@ -14,7 +14,6 @@ import torch
 
 from purereplay.errors import BusyError, UserError
 from purereplay.learners.base import FilterReport
-from purereplay.learners.spr.learner import SPR
 from purereplay.live.buffers import Buffers
 from purereplay.live.encoding import Encoded, Encoding, write_features
 from purereplay.live.full_memory import FullMemory, Judged
@@ -88,11 +87,6 @@ class Session:
             yield session
 
     @property
-    def learner(self) -> SPR | None:
-        """The learner; None if nothing was scored yet."""
-        return self.learning.learner
-
-    @property
     def taken(self) -> int:
         """Samples before this position were given to the learner."""
         return self.learning.taken
@@ -112,7 +106,7 @@ class Session:
             outcomes = [self._take(offer, moved, encoded.get(row)) for row, offer in enumerate(offers)]
             if moved:
                 current = self._correct(moved)
-        self._tidy(current)
+        self.store.tidy(current)
         return outcomes
 
     def _use(self, encoder: Opened) -> None:
@@ -206,7 +200,7 @@ class Session:
         """
         with self.store.transaction():
             current = self._correct(labels)
-        self._tidy(current)
+        self.store.tidy(current)
 
     def settle(self) -> Judged | None:
         """Learn corrections that were recorded: `full-memory` judges all samples again, unless it did so already."""
@@ -217,10 +211,6 @@ class Session:
         [last] = self.store.one("SELECT coalesce(max(number), 0) FROM corrections")
         self.store.insert("corrections", list(zip(count(last + 1), codes, codes.values(), strict=False)))
         return self.learning.correct(codes)
-
-    def _tidy(self, current: Current | None) -> None:
-        if current is not None:
-            self.store.tidy(current)
 
     def withdraw(self, positions: list[int]) -> Current | None:
         """Take samples out of the memory within a transaction of the caller; returns the new learner file, if any."""

@@ -406,8 +406,10 @@ class Store:
         """Return the path of the classifier of this learner."""
         return self.folder / f"classifier-{current.digest[:16]}.safetensors"
 
-    def tidy(self, current: Current) -> None:
-        """Remove the files of earlier learners, and partly written files of a killed process."""
+    def tidy(self, current: Current | None) -> None:
+        """Remove the files of earlier learners, and partly written files of a killed process; None: nothing changed."""
+        if current is None:
+            return
         keep = {current.path, self.classifier_path(current), self.folder / MARK}
         with disk_errors(self.folder):
             for path in self.folder.iterdir():
