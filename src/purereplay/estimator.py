@@ -342,7 +342,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             Columns in the order of `classes_`. While no sample has passed the filter: relative frequencies of the
             given labels.
         """
-        scores = self._scores(X)
+        scores, _ = self._answer(X)
         powers = np.exp(scores - scores.max(1, keepdims=True))
         shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
         return shares
@@ -715,10 +715,6 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             is_vectors=recorded.is_vectors,
             feature_names=getattr(self, "feature_names_in_", None),
         )
-
-    def _scores(self, X: Any) -> NDArray[np.float64]:
-        """Return logarithms of probabilities up to a constant, (n, n_classes)."""
-        return self._answer(X)[0]
 
     def _answer(self, X: Any) -> tuple[NDArray[np.float64], _View]:
         """Return logarithms of probabilities up to a constant, (n, n_classes), and the view that gave them."""

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from purereplay.data.encoders.calls import Failed, user_code
 from purereplay.data.encoders.pictures import Pixels
-from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 SIZE = 224  # pixels of an image's side, unless the encoder says otherwise
@@ -71,13 +70,11 @@ class CheckedEncoder:
         if self.idle:
             raise UserError(self.idle)
 
-    def embed(self, images: Pixels, watch: Progress | None = None) -> Embedded:
+    def embed(self, images: Pixels) -> Embedded:
         """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder does not work any more."""
         n = len(images)
         features, reasons = np.zeros((n, self.dim), np.float32), dict[int, str]()
         for start in range(0, n, self.batch):
-            if watch:
-                watch("features", start, n)
             part = images[start : start + self.batch]
             try:
                 features[start : start + len(part)] = self._rows(part)
