@@ -131,11 +131,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     and "pure-replay" have a memory of fixed size: samples wait in delayed buffers, a filter scores each full buffer,
     and the classifier is trained on a buffer of samples that pass.
 
-    Threads may share a classifier. They learn one at a time. Predictions beside learning do not wait: they come from
-    the last classifier that was trained to its end.
+    Threads may share a classifier. They learn one at a time. Predictions do not wait while another thread
+    learns: they come from the last classifier that was trained to its end.
 
     Every method may be interrupted at any moment, and called again. `fit` then leaves the classifier as it was. If
-    `partial_fit` had taken its samples, which `n_seen_` tells, the next call continues with them.
+    `partial_fit` has already stored its samples (see `n_seen_`), the next call continues with them.
 
     Parameters
     ----------

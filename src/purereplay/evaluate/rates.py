@@ -30,7 +30,7 @@ _FILTER_BATCH = 64  # of AUM; INCV's is twice as large
 
 
 class _Key(NamedTuple):
-    """What a rate was measured for; "" stands for any."""
+    """Conditions under which a rate was measured; "" stands for any."""
 
     network: str
     dataset: str

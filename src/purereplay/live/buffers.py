@@ -65,15 +65,15 @@ class Buffers:
         """Continue with a saved learner."""
         self.learner, self.taken = load_learner(self.store, current, self.engine), current.taken
 
-    def work(self, *, rest: bool = False, hear: Callable[[FilterReport], None] | None = None) -> None:
+    def work(self, *, rest: bool = False, on_report: Callable[[FilterReport], None] | None = None) -> None:
         """Score and learn every full buffer; `rest`: also the samples that do not fill one."""
         while (learner := self._next_work(rest)) is not None:
             report = drive(learner.work(), self.engine, self.account)
             with self.store.transaction():
                 current = self._write(learner, report)
             self.store.tidy(current)
-            if report is not None and hear:
-                hear(report)
+            if report is not None and on_report:
+                on_report(report)
 
     def _next_work(self, rest: bool) -> SPR | None:
         """Return the learner with a buffer to work on, or None if nothing is left to do."""

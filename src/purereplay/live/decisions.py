@@ -184,7 +184,7 @@ class DecisionLog(OwnDatabase):
             rows = [(d.sample, d.kind, d.label, None) for d in decisions]
             known = self._of_action(action)
             if known and [(e.sample, e.kind, e.label, e.undoes) for e in known] != rows:
-                raise Refused("has the name of another action")
+                raise Refused("reuses the name of an earlier action with other decisions")
             if known:
                 return known
             return self._append(rows, reviewer, action)

@@ -65,8 +65,7 @@ class Encoding:
     def features(self, images: Sequence[Encodable], names: Sequence[Sequence[str]]) -> list[Features | Refused]:
         """Return the features (dim,) of images, or the reason why there are none.
 
-        `names`: ids of each image, by which a file of features knows it. UserError if the encoder works
-        no more.
+        `names`: ids of each image, by which a file of features knows it. UserError if the encoder no longer works.
         """
         if isinstance(self.encoder, FeatureFile):
             return [_or_refused(self.encoder, own) for own in names]

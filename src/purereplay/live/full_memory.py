@@ -75,33 +75,33 @@ class FullMemory:
             self.opinion = load_opinion(self.store, current)
         except UserError as error:
             reason = str(error).partition(";")[0]
-            _logger.warning("%s; it is computed anew from the samples.", reason)
+            _logger.warning("%s; it will be recomputed from the samples.", reason)
         self.revised = current.taken
         self.taken = max(current.taken, int(self.store.fact(_JUDGED) or 0))
 
     # ---------------------------------------------------------------- schedule
 
-    def work(self, *, rest: bool = False, hear: Callable[[Judged], None] | None = None) -> None:
+    def work(self, *, rest: bool = False, on_report: Callable[[Judged], None] | None = None) -> None:
         """Judge the samples that are due; `rest`: judge all that are known."""
         options = self.store.image_settings.memory_options if self.store.n_samples else None
         if options is None:
             return
-        hear = hear or (lambda judged: None)
+        on_report = on_report or (lambda judged: None)
         n = self.store.n_samples
         if self.opinion is None and self.revised and not rest:  # its file was lost
-            hear(self._revise(self.taken))
+            on_report(self._revise(self.taken))
         if rest:
             if n > self.revised + REST * options.growth * self.revised or self._opinion_is_old():
-                hear(self._revise(n))
+                on_report(self._revise(n))
             elif n > self.taken:
-                hear(self._judge_new(n))
+                on_report(self._judge_new(n))
             return
         while True:
             due, piece = options.next_revision(self.revised), self.taken + options.piece
             if self.opinion is not None and piece <= n and piece < due:
-                hear(self._judge_new(piece))
+                on_report(self._judge_new(piece))
             elif due <= n:
-                hear(self._revise(due))
+                on_report(self._revise(due))
             else:
                 return
 

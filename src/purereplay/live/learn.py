@@ -145,11 +145,11 @@ class _Loop:
             self.observer.took(self.progress, outcomes)
             self.reviewed.absorb()
             if not self.waits:
-                self.session.work(hear=self._scored)
+                self.session.work(on_report=self._scored)
         self.reviewed.absorb()
         if not self.waits:
-            self.session.work(hear=self._scored)
-        self.session.work(rest=rest, hear=self._scored)
+            self.session.work(on_report=self._scored)
+        self.session.work(rest=rest, on_report=self._scored)
 
     def _chunks(self) -> Chunks:
         """Yield the items of the source; fewer at once if they are encoded, which takes longer."""

@@ -49,7 +49,7 @@ _LARGE = 2 * 2**30  # bytes of memory from which on the user is warned
 
 
 class Plan(NamedTuple):
-    """What `learn` would do."""
+    """Preview of a call of `learn`."""
 
     n_items: int
     n_read: int  # of these read; only they can be found to be damaged or moved
@@ -130,8 +130,8 @@ def expensive(settings: StateSettings, seconds: float | None) -> list[str]:
     if isinstance(settings.options, SprSettings) and least_memory(settings.options, settings.shape) > _LARGE:
         needed = least_memory(settings.options, settings.shape) / 2**30
         found.append(
-            f"Training on images of {width:,} × {height:,} pixels takes at least {needed:,.0f} GiB of memory and long; "
-            "a smaller --size takes less."
+            f"Training on images of {width:,} × {height:,} pixels needs at least {needed:,.0f} GiB of memory and takes "
+            "long; a smaller --size takes less."
         )
     return found
 

@@ -188,9 +188,9 @@ class Session:
 
     # ---------------------------------------------------------------- learning
 
-    def work(self, *, rest: bool = False, hear: Callable[[FilterReport | Judged], None] | None = None) -> None:
+    def work(self, *, rest: bool = False, on_report: Callable[[FilterReport | Judged], None] | None = None) -> None:
         """Judge and learn the samples that are due; `rest`: also the others."""
-        self.learning.work(rest=rest, hear=hear)
+        self.learning.work(rest=rest, on_report=on_report)
 
     def correct(self, labels: Mapping[int, str]) -> None:
         """Record labels that a person gave, by position: all in one transaction, or none.

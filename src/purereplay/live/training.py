@@ -90,7 +90,7 @@ class Training:
         if new:
             self._last_new = time.monotonic()
             self._tell_activity("learning")
-        self.session.work(hear=lambda report: self._publish())
+        self.session.work(on_report=lambda report: self._publish())
         if time.monotonic() - self._last_new >= _QUIET:
             self._judge_waiting()
         self._publish()

@@ -94,9 +94,9 @@ class AreaUnderMargin:
     ) -> ListedJob:
         n, device = buffer.n, buffer.images.device
         size = min(self.batch_size, n)
-        dice = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
+        rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
         per_epoch = n // size
-        orders = [dice.permutation(n)[: per_epoch * size] for _ in range(self.epochs)]
+        orders = [rng.permutation(n)[: per_epoch * size] for _ in range(self.epochs)]
         labels = buffer.labels.clone()
         labels[torch.from_numpy(chosen)] = extra_class
         recipe = Listed(

@@ -54,7 +54,7 @@ def read_runs(paths: list[Path]) -> list[Run]:
 
 
 class Extent(NamedTuple):
-    """How much goes into a report."""
+    """Amount of content of a report."""
 
     n_images: int  # in each gallery
     n_fixed: int  # buffers of the first run, the last ones, that are scored again

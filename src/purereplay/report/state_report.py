@@ -52,7 +52,7 @@ class Verdicts(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How much goes into a report."""
+    """Amount of content of a report."""
 
     n_images: int  # in each gallery
     n_fixed: int  # buffers with a fixed graph, the last ones

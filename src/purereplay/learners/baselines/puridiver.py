@@ -110,7 +110,7 @@ class PuriDivERSettings(NetworkSettings, StrongViewSettings):
 
 
 class Scores(NamedTuple):
-    """What the network says about samples: all that the choice of the memory depends on."""
+    """Outputs of the network for samples: all that the choice of the memory depends on."""
 
     losses: Tensor  # (n,)
     features: Tensor  # (n, d)
