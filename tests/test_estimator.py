@@ -583,7 +583,7 @@ def test_damaged_and_foreign_files_are_reported(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         one.save(tmp_path / "no" / "folder")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("purereplay.estimator.FORMAT", 99)
+        patch.setattr("purereplay.estimator.classifier.FORMAT", 99)
         one.save(path)
     with pytest.raises(UserError, match="format 99, this version reads format 2"):
         SelfPurifiedClassifier.load(path)

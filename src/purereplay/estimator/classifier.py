@@ -39,16 +39,16 @@ from purereplay.data.labels import LabelBook, in_order, label_array, label_to_js
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, InputTypeError, UserError
+from purereplay.estimator.progress_line import ProgressLine
+from purereplay.estimator.saved import check_facts, check_options, read_saved_labels, with_learner
+from purereplay.estimator.turns import Turns
 from purereplay.learners import full_memory, own_data
 from purereplay.learners.base import DataSpec
 from purereplay.learners.full_memory import FullMemory
-from purereplay.learners.progress_line import ProgressLine
 from purereplay.learners.recorded import RecordedLearner, Scale
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
-from purereplay.learners.saved import check_facts, check_options, read_saved_labels, with_learner
 from purereplay.learners.settings import DataFacts, from_json
 from purereplay.learners.spr.settings import SprSettings
-from purereplay.learners.turns import Turns
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine, TrainingProgress
 from purereplay.nets.inference import Classifier, grad_mode_kept
