@@ -269,7 +269,7 @@ def make_large(folder: Path, n: int, n_labels: int = 10) -> Path:
     with Session.open(state, Wanted(learner="spr", overrides=small), Engine(torch.device("cpu"))) as session:
         session.take([Item(f"{i:06}.png", f"label {i % n_labels}", _png(pixels(i % n_labels))) for i in range(500)])
         session.work()
-        store, learner = session.store, session.learner
+        store, learner = session.store, session.learning.learner
         assert learner is not None
         for start in range(500, n, 500):
             stop = min(n, start + 500)

@@ -153,7 +153,7 @@ def run_and_fit(tmp_path: Path, overrides: dict[str, str]) -> tuple[np.ndarray, 
     ours.flush()
     test = load("digits").test_images
     theirs = experiment.learner.classifier().logits(torch.from_numpy(test)).numpy()
-    return theirs, ours._scores(test[:, 0]), ours
+    return theirs, ours._answer(test[:, 0])[0], ours
 
 
 @pytest.mark.long
@@ -583,7 +583,7 @@ def test_damaged_and_foreign_files_are_reported(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         one.save(tmp_path / "no" / "folder")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("purereplay.estimator.FORMAT", 99)
+        patch.setattr("purereplay.estimator.classifier.FORMAT", 99)
         one.save(path)
     with pytest.raises(UserError, match="format 99, this version reads format 2"):
         SelfPurifiedClassifier.load(path)

@@ -83,9 +83,9 @@ def test_a_state_continues_to_learn(kept):
     with Session.open(kept / "state", wanted, CPU) as session:
         assert all(outcome.new for outcome in session.take(items(50, 75)))
         session.work()
-        assert session.taken == 60 and session.learner.n_done == 3
+        assert session.taken == 60 and session.learning.learner.n_done == 3
         session.work(rest=True)
-        assert session.taken == 75 and session.learner.n_classes == 4
+        assert session.taken == 75 and session.learning.learner.n_classes == 4
         assert status(session.store)["scored"] == 75
     with Store.reading(kept / "state") as store:
         assert ready_classifier(store, CPU)[1] == [f"label {i}" for i in range(4)]

@@ -374,7 +374,7 @@ def test_an_encoder_that_works_no_more_is_an_error_and_not_that_of_the_images():
     works[0] = False
     for n in (20, 1):  # one image too: a server takes samples one by one, and refuses one with a reason for ever
         with pytest.raises(
-            UserError, match="The encoder own works no more: an image cannot be encoded: connection lost"
+            UserError, match="The encoder own no longer works: an image cannot be encoded: connection lost"
         ):
             encoder.embed(images(n))
 
@@ -604,7 +604,7 @@ def test_a_saved_encoder_is_opened_again_unless_it_changed_or_runs_code(tmp_path
     encoder = open_encoder(f"onnx:{path}")
     assert reopen(encoder.text, encoder.digest, "state").digest == encoder.digest
     write_onnx(path, scale=2)
-    with pytest.raises(UserError, match=r"state was made with another encoder than onnx:m\.onnx, or another version"):
+    with pytest.raises(UserError, match=r"state was made with a different encoder or version than onnx:m\.onnx"):
         reopen(encoder.text, encoder.digest, "state")
     for text in ("python:os:getcwd", f"torch:{path}"):
         with pytest.raises(UserError, match="which runs code: name it again with --encoder"):

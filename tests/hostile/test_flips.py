@@ -185,7 +185,7 @@ def test_a_flipped_bit_in_a_learner_file(state, tmp_path, n):
 
     def answer() -> tuple[object, ...]:
         with tiny(copy) as session:
-            return session.taken, {name: t.numpy().tobytes() for name, t in session.learner.state().items()}
+            return session.taken, {name: t.numpy().tobytes() for name, t in session.learning.learner.state().items()}
 
     expected = answer()
     check("learner file", flips(path, n, lambda: answer() == expected), n)

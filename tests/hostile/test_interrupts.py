@@ -195,7 +195,6 @@ BOOKKEEPING = (
     "estimator",
     "learners/recorded",
     "learners/full_memory",
-    "learners/turns",
     "learners/spr/learner",
     "memory/",
     "data/names",

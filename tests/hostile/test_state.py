@@ -335,7 +335,7 @@ def test_correct_says_how_many_corrections_the_purified_buffer_holds(tmp_path, m
     assert "labels corrected: 30, already corrected: 0" in out and "of these in the purified buffer: 10" in out
     assert "holds 10 samples, balanced over the labels" in out and "The other 20 are recorded" in out
     with tiny(state, purified_size="10") as session:
-        batch, probability = session.learner.purified.contents()
+        batch, probability = session.learning.learner.purified.contents()
         assert sorted(batch.index.tolist()) == list(range(20, 30)) and probability.tolist() == [1.0] * 10
     with Store.reading(state) as store:
         found = status(store)

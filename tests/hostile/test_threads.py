@@ -17,8 +17,8 @@ import torch
 from purereplay import SelfPurifiedClassifier, make_spr
 from purereplay.data.batch import Batch
 from purereplay.errors import UserError
+from purereplay.estimator.turns import Turns
 from purereplay.learners import full_memory
-from purereplay.learners.turns import Turns
 from purereplay.purify.opinions import forest
 
 TINY = {

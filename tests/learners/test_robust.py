@@ -30,9 +30,10 @@ from purereplay.learners.robust.sl import SymmetricLearning
 from purereplay.nets.draws import uniforms_per_key
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed, ListedJob
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.technique import Step, sample_losses
+from purereplay.nets.technique import Step
 from purereplay.nets.views import Views
 from purereplay.purify.aum import Margins
 

@@ -53,7 +53,7 @@ def fix(state: Path, text: str) -> list:
 def held(state: Path) -> dict[str, tuple[str, float]]:
     """Contents of P: label and clean probability by id."""
     with tiny(state) as session:
-        batch, probability = session.learner.purified.contents()
+        batch, probability = session.learning.learner.purified.contents()
         labels, rows = session.store.labels(), session.store.rows(batch.index.tolist())
         found = zip(rows, batch.labels.tolist(), probability.tolist(), strict=True)
         return {row.id: (labels[code], p) for row, code, p in found}
@@ -110,7 +110,7 @@ def test_an_audit_is_written_whole_or_not_at_all(state, monkeypatch):
     out = state.parent / "audit.csv"
     out.write_text("the last one")
     with monkeypatch.context() as patch, Store.reading(state) as store:
-        patch.setattr(Store, "rows", lambda *_: (_ for _ in ()).throw(UserError("sample s3 is damaged")))
+        patch.setattr(Store, "span", lambda *_: (_ for _ in ()).throw(UserError("sample s3 is damaged")))
         with pytest.raises(UserError, match="s3"):
             audit(store, ENGINE, out)
     assert out.read_text() == "the last one" and not list(state.parent.glob("*.part"))
@@ -224,7 +224,7 @@ def test_corrections_stay_while_learning_continues(state):
         session.work(rest=True)
     assert held(state)["s1"] == ("label 2", 1.0) and held(state)["s2"] == ("brand new", 1.0)
     with tiny(state) as session:
-        taught = getattr(session.learner, "seen", None)  # pure-replay: classes that the base was trained on
+        taught = getattr(session.learning.learner, "seen", None)  # pure-replay: classes that the base was trained on
         assert taught is None or taught.tolist() == [True] * 4
 
 
@@ -293,7 +293,7 @@ def test_readers_continue_while_another_process_replaces_the_learner(state, tmp_
             if n_asked == 1:
                 session.take(items(45, 60))
                 session.work()
-            return store.tensors(current)["n_done"]
+            return store.packed(current).tensors["n_done"]
 
         assert int(with_current(store, use)) == 3 and n_asked == 2
         audit(store, ENGINE, tmp_path / "audit.csv")  # while the other process holds the lock
@@ -301,4 +301,4 @@ def test_readers_continue_while_another_process_replaces_the_learner(state, tmp_
         [gone] = state.glob("learner-*")
         gone.unlink()
         with pytest.raises(UserError, match=gone.name):
-            with_current(store, lambda current: store.tensors(current))
+            with_current(store, lambda current: store.packed(current))

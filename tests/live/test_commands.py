@@ -308,7 +308,7 @@ def test_work_that_takes_long_or_much_memory_is_announced_before_it_begins(photo
     assert done.code == 0 and "This takes about 0 minutes; a smaller --size takes less." in done.err
     monkeypatch.setattr("purereplay.live.plan._LARGE", 0)
     done = cli("learn", photos, "--state", photos / "other", "--hold-rest", *TINY_OPTIONS)
-    assert "Training on images of 6 × 6 pixels takes at least 0 GiB of memory and long" in done.err
+    assert "Training on images of 6 × 6 pixels needs at least 0 GiB of memory and takes long" in done.err
 
 
 def test_the_help_of_learn_states_the_defaults(cli):

@@ -112,3 +112,18 @@ def test_a_watched_folder_yields_a_file_once_it_has_stopped_changing(folder):
     assert list(islice(chunks, 3)) == [[], [], []]
     (folder / "a" / "new.png").write_bytes(whole + b" ")  # yielded again, to be compared with the stored sample
     assert [item.id for chunk in islice(chunks, 2) for item in chunk] == ["a/new.png"]
+
+
+def test_a_file_that_is_written_while_others_are_learned_is_read_when_it_is_whole(folder, monkeypatch):
+    written = iter((png(picture(5))[:30], png(picture(5))))  # in the first two pauses
+
+    def pause(seconds):
+        for content in islice(written, 1):
+            (folder / "a" / "new.png").write_bytes(content)
+
+    monkeypatch.setattr("purereplay.live.folders.time.sleep", pause)
+    chunks = ImageFolder(folder, folder.parent / "state").follow()
+    assert next(chunks) == []
+    assert len(next(chunks)) == 4  # the new file is half written
+    assert next(chunks) == []
+    assert [item.id for item in next(chunks)] == ["a/new.png"]

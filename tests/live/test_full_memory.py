@@ -204,13 +204,13 @@ def test_new_samples_are_judged_in_pieces_and_revised(tmp_path, small_features):
         judged = []
         for start in range(0, 48, 4):
             session.take(items(start, start + 4))
-            session.work(hear=judged.append)
+            session.work(on_report=judged.append)
         assert [(j.n_samples, j.is_revision) for j in judged] == [
             (20, True), (25, False), (30, True), (35, False), (40, False), (45, True)
         ]  # fmt: skip
         assert [j.n_new for j in judged] == [20, 5, 5, 5, 5, 5]
         assert session.taken == 45 and status(session.store)["waiting"] == 3
-        session.work(rest=True, hear=judged.append)
+        session.work(rest=True, on_report=judged.append)
         assert (judged[-1].n_samples, judged[-1].is_revision) == (48, True)
         reasons = session.store.query("SELECT DISTINCT reason FROM verdicts WHERE position IN (21, 46)")
         assert {reason for (reason,) in reasons} >= {"judged by the classifier when it arrived", "first judged"}
@@ -393,7 +393,7 @@ def test_a_saved_opinion_that_does_not_fit_is_formed_anew(tmp_path, small_featur
             tensors[change] = tensors[change].to(torch.float16)
         with session.store.transaction():
             session.store.write_tensors(tensors, 20, session.learning.opinion.facts())
-    with Store.reading(state) as store, pytest.raises(UserError, match=r"does not fit its state.*computes it anew"):
+    with Store.reading(state) as store, pytest.raises(UserError, match=r"does not fit its state.*recomputes it"):
         ready_classifier(store, ENGINE)
     with tiny(state) as session:
         assert session.learning.opinion is None
@@ -414,7 +414,7 @@ def test_a_lost_opinion_is_formed_anew_from_the_samples(tmp_path, small_features
     [path] = state.glob("learner-*")
     path.unlink()
     with tiny(state) as session:
-        assert "computed anew from the samples" in caplog.text
+        assert "recomputed from the samples" in caplog.text
         session.settle() if how == "settle" else session.work(rest=how == "rest")
         session.store.check()
         after = session.store.query("SELECT position, selected FROM decisions")

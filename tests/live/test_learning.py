@@ -60,7 +60,7 @@ def test_a_state_learns_what_the_learner_itself_learns(whole, learner, tmp_path)
         plain.grow(3)
         reports = plain.observe(session.store.batch(0, N)) + plain.flush()
         session.work(rest=True)
-        ours, theirs = session.learner.state(), plain.state()
+        ours, theirs = session.learning.learner.state(), plain.state()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
     decided = [
         (int(i), r.buffer, float(p), float(c), int(s))
@@ -167,7 +167,7 @@ def test_the_rest_is_held_or_scored(tmp_path):
 
 def test_labels_may_appear_at_any_time(tmp_path, learner):
     def n_classes(session) -> int:
-        return (session.learner or session.learning.opinion).n_classes
+        return (getattr(session.learning, "learner", None) or session.learning.opinion).n_classes
 
     with tiny(tmp_path / "state", learner) as session:
         session.take(items(0, 20, n_labels=1))

@@ -1,16 +1,19 @@
 """Files moved to the folder of another label: the same sample, with a corrected label."""
 
+import base64
 import csv
+import json
 import shutil
 
 import pytest
 import torch
-from tiny_state import fingerprint, picture, png, tiny
+from tiny_state import fingerprint, items, picture, png, tiny
 
-from purereplay.errors import UserError
+from purereplay.errors import UserError, WriteError
 from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply
 from purereplay.live.intake import open_source
+from purereplay.live.items import CHUNK
 from purereplay.live.plan import plan
 from purereplay.live.settings import Wanted
 from purereplay.live.store import Store
@@ -124,6 +127,21 @@ def test_a_dry_run_reads_some_of_many_files(photos, state, monkeypatch):
     assert (found.n_items, found.n_read, found.n_known) == (N, 5, N)
 
 
+def test_a_dry_run_of_items_without_a_usable_image(tmp_path):
+    """No image whose time could be measured: all are empty, or the first chunk is refused."""
+    state, path, line = tmp_path / "state", tmp_path / "list.jsonl", {"label": "cat", "image": ""}
+    with tiny(state, "full-memory") as session:
+        session.take(items(0, 2))
+    path.write_text("".join(json.dumps(line | {"id": name}) + "\n" for name in "ab"))
+    found = plan(str(path), state, Wanted())
+    assert (found.n_items, found.n_unusable, found.seconds, found.labels) == (2, 2, None, {})
+    image = base64.b64encode(png(picture(99))).decode()
+    lines = [line | {"id": str(n), "image": image, "label": "cat" if n >= CHUNK else ""} for n in range(CHUNK + 1)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = plan(str(path), state, Wanted())
+    assert (found.n_items, found.n_unusable, found.seconds) == (CHUNK + 1, CHUNK, None)
+
+
 def test_a_copy_is_a_second_sample(photos, state):
     shutil.copy(photos / "cat/00.png", photos / "dog/00.png")
     assert sum(o.new for o in learn(photos)) == 1 and corrected(state) == []
@@ -186,7 +204,7 @@ def test_an_interrupted_chunk_changes_nothing(photos, state, monkeypatch):
     before = fingerprint(state)
     move(photos, "cat/00.png", "dog/00.png")
     with monkeypatch.context() as patch, pytest.raises(UserError, match="full"):
-        patch.setattr("purereplay.live.store.write_whole", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
+        patch.setattr("purereplay.live.store.write_whole", lambda *_, **__: (_ for _ in ()).throw(WriteError("full")))
         learn(photos)
     assert fingerprint(state) == before
     learn(photos)

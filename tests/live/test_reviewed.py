@@ -93,7 +93,7 @@ def test_an_undone_decision_is_taken_back_also_after_it_was_absorbed(state):
 def test_the_same_action_is_recorded_once(state):
     for _ in range(2):
         record(state, Decision("s1", "keep", "label 1"), action="a")
-    with pytest.raises(Refused, match="another action"):
+    with pytest.raises(Refused, match="reuses the name of an earlier action"):
         record(state, Decision("s2", "keep", "label 1"), action="a")
     with DecisionLog.reading(log_path(state)) as log:
         assert [e.number for e in log.entries()] == [1]

@@ -363,7 +363,8 @@ def test_a_state_keeps_its_learner(tmp_path):
         session.take(items(0, 20))
         session.work()
     with tiny(tmp_path / "state", sharpening="0.5") as session:
-        assert type(session.learner).__name__ == "PureReplay" and session.store.image_settings.options.sharpening == 0.5
+        assert type(session.learning.learner).__name__ == "PureReplay"
+        assert session.store.image_settings.options.sharpening == 0.5
     with (
         pytest.raises(UserError, match=r"created with sharpening 0\.5, not 0\.8"),
         tiny(tmp_path / "state", sharpening="0.8"),
@@ -410,7 +411,7 @@ def test_partly_written_files_of_a_killed_process_are_removed(state):
 def test_tensors_are_restored_exactly(state):
     with tiny(state) as session:
         current = session.store.current()
-        tensors, again = session.learner.state(), session.store.tensors(current)
+        tensors, again = session.learning.learner.state(), session.store.packed(current).tensors
     assert tensors.keys() == again.keys() and all(torch.equal(tensors[n], again[n]) for n in tensors)
 
 
@@ -434,3 +435,8 @@ def test_a_commit_between_two_statements_of_a_reader_is_no_damage(tmp_path):
         before, more = digests.newest_commit(reader), iter(range(5, 100))
         found = digests.newest_commit(Slow(reader, lambda: session.take([items(i := next(more), i + 1)[0]])))
     assert found == before and found.n_samples == 5
+
+
+def test_an_error_of_the_caller_is_not_one_of_the_mark(tmp_path):
+    with pytest.raises(BrokenPipeError), tiny(tmp_path / "state"):
+        raise BrokenPipeError

@@ -5,13 +5,15 @@ import json
 
 import pytest
 import torch
-from tiny_state import items, picture, png, tiny
+from tiny_state import TINY, TINY_MEMORY, items, picture, png, tiny
 
 from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply
 from purereplay.live.export.card import Facts, _data
 from purereplay.live.items import Item
 from purereplay.live.judgements import judgements
+from purereplay.live.learn import learn
+from purereplay.live.settings import Wanted
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
@@ -140,6 +142,20 @@ def test_the_report_shows_them_apart(state):
     assert "could not be judged" in text and "Not judged, since too few samples" in text
     assert text.count("rare, not judged") >= 2 and "rare, clean with" not in text
     assert "among the scored samples" not in text and "Purified buffer" not in text  # full-memory has none
+
+
+@pytest.mark.parametrize("learner", ["spr", "full-memory"])
+def test_learn_does_not_count_them_as_rejected(tmp_path, small_features, learner):
+    lines = [(item.id, item.label, item.image) for item in [*items(0, 38), *rare(0, 2)]]
+    for name, label, image in lines:
+        path = tmp_path / "photos" / label / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    wanted = Wanted(learner=learner, overrides=TINY if learner == "spr" else TINY_MEMORY)
+    done = learn(str(tmp_path / "photos"), tmp_path / "state", wanted, device="cpu")
+    with Store.reading(tmp_path / "state") as store:
+        found = status(store)
+        assert found["unjudged"] >= 2 and done.n_rejected == found["rejected"]
 
 
 def test_a_label_with_few_samples_in_a_buffer(tmp_path):

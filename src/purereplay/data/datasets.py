@@ -141,7 +141,7 @@ def clean_index(dataset: Dataset, n_each: int, seed: int) -> NDArray[np.int64]:
     info, labels = dataset.info, dataset.true_labels
     if labels is None:
         raise UserError(f"The true labels of {info.name} are unknown, so no clean samples can be drawn from it.")
-    dice = np.random.default_rng(derive_seed(seed, "clean samples"))
+    rng = np.random.default_rng(derive_seed(seed, "clean samples"))
     chosen = []
     for c in np.unique(labels).tolist():
         members = np.flatnonzero(labels == c)
@@ -149,7 +149,7 @@ def clean_index(dataset: Dataset, n_each: int, seed: int) -> NDArray[np.int64]:
             raise UserError(
                 f"Class {c} of {info.name} has {len(members)} samples: {n_each} clean samples would leave none."
             )
-        chosen.append(dice.choice(members, n_each, replace=False))
+        chosen.append(rng.choice(members, n_each, replace=False))
     return np.concatenate(chosen).astype(np.int64)
 
 
@@ -161,9 +161,9 @@ def validation(dataset: Dataset) -> Dataset:
     labels = dataset.true_labels
     if labels is None:
         raise UserError(f"The true labels of {dataset.info.name} are unknown, so it has no validation data.")
-    dice = np.random.default_rng(derive_seed(0, "validation"))
+    rng = np.random.default_rng(derive_seed(0, "validation"))
     members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-    out = np.sort(np.concatenate([dice.choice(rows, -(-len(rows) // 10), replace=False) for rows in members]))
+    out = np.sort(np.concatenate([rng.choice(rows, -(-len(rows) // 10), replace=False) for rows in members]))
     return replace(
         dataset,
         images=np.delete(dataset.images, out, axis=0),

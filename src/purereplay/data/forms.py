@@ -7,12 +7,13 @@ to the possible ones, so a wrong size is a mismatch. A file with a right digest 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
+_V = TypeVar("_V")
 MOST = 2**31 - 1  # of a count that has no smaller limit
 
 
@@ -64,9 +65,9 @@ def forms_like(tensors: Tensors) -> Forms:
     return {name: Form(t.dtype, tuple(t.shape)) for name, t in tensors.items()}
 
 
-def with_prefix(prefix: str, forms: Mapping[str, Form]) -> Forms:
-    """Add a prefix to all names."""
-    return {prefix + name: form for name, form in forms.items()}
+def prefixed(prefix: str, values: Mapping[str, _V]) -> dict[str, _V]:
+    """Add a prefix to all names, of tensors or of forms."""
+    return {prefix + name: value for name, value in values.items()}
 
 
 def batch_forms(n: int, image_shape: tuple[int, ...], dtype: torch.dtype, limits: Limits) -> Forms:

@@ -1,4 +1,4 @@
-"""Where groups of runs are computed: in this process, or on a cluster (`ray_cluster`).
+"""Places where groups of runs are computed: this process, or a cluster (`ray_cluster`).
 
 An executor takes the groups of a plan and reports each group when it is done. Runs write their own folders, so a group
 that is interrupted continues from its checkpoints when it is executed again.

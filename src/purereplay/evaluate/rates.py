@@ -32,7 +32,7 @@ _FILTER_BATCH = {"aum": AreaUnderMargin.batch_size, "incv": NoisyCrossValidation
 
 
 class _Key(NamedTuple):
-    """What a rate was measured for; "" stands for any."""
+    """Conditions under which a rate was measured; "" stands for any."""
 
     network: str
     dataset: str

@@ -36,7 +36,7 @@ Task = dict[str, dict[str, Any]]  # settings.json of every run, by its folder
 
 
 class Outcome(NamedTuple):
-    """What a task did."""
+    """Outcome of a task."""
 
     failure: str = ""  # of one of its runs; the others continued
     no_memory: bool = False

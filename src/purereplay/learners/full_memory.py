@@ -18,10 +18,10 @@ from torch import Tensor
 
 from purereplay.data.arrays import Shape
 from purereplay.data.batch import Batch
-from purereplay.data.forms import MOST, Form, Forms, check_forms, n_rows, total, with_prefix
+from purereplay.data.forms import MOST, Form, Forms, check_forms, n_rows, prefixed, total
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 from purereplay.purify.noise_rate import NoiseRate, wilson
 from purereplay.purify.opinions import IMAGE_KINDS, FeatureMap, Model, NoiseTable, choose_model, judge_labels
 
@@ -180,7 +180,7 @@ class FullMemory:
             "noise.pairs": Form(torch.int64, (pairs, 2), 0, n_classes - 1),
             "noise.by_pair": Form(torch.float64, (pairs, 4)),
         }
-        return forms | with_prefix("revision.", parts)
+        return forms | prefixed("revision.", parts)
 
 
 def last_size(n: int) -> int:

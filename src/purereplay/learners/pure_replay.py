@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from purereplay.data.forms import Form, Forms, Limits, forms_like, n_rows, with_prefix
+from purereplay.data.forms import Form, Forms, Limits, forms_like, n_rows, prefixed
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec, Workload, optimizer_forms
 from purereplay.learners.registry import Entry
@@ -42,7 +42,7 @@ from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import UNLIKELY, Classifier, embed, linear_probe
 from purereplay.nets.jobs import Asks, Joint, JointJob
-from purereplay.nets.networks import BACKBONE, CLASSES, HEAD, Head, Network, State, part, prefixed
+from purereplay.nets.networks import BACKBONE, CLASSES, HEAD, Head, Network, State, part
 from purereplay.purify.agreement import label_agreement
 from purereplay.purify.directions import concatenate_features, main_directions
 from purereplay.purify.patches import patch_features
@@ -374,9 +374,9 @@ class PureReplay(SPR):
             return forms
         n_outputs = n_rows(state, f"base.{CLASSES}bias", max(1, limits.n_classes))
         base = _widened(self.base, max(n_outputs, self.network.n_classes))
-        forms |= with_prefix("base.", forms_like(base)) | with_prefix("average.", forms_like(base))
+        forms |= prefixed("base.", forms_like(base)) | prefixed("average.", forms_like(base))
         if any(name.startswith("optimizer.") for name in forms):
-            forms |= with_prefix("optimizer.", optimizer_forms(base))
+            forms |= prefixed("optimizer.", optimizer_forms(base))
         return forms | {"seen": Form(torch.bool, (limits.n_classes,))}
 
     def load(self, state: State) -> None:

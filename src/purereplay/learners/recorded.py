@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.forms import MOST, Form, Forms, Limits, batch_forms, check_forms, n_rows, total, with_prefix
+from purereplay.data.forms import MOST, Form, Forms, Limits, batch_forms, check_forms, n_rows, prefixed, total
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
@@ -25,7 +25,7 @@ from purereplay.memory.reservoir import Reservoir
 from purereplay.memory.verdict_log import VerdictLog, Verdicts
 from purereplay.nets.inference import Classifier, embed
 from purereplay.nets.lockstep import drive
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 from purereplay.purify.noise_rate import NoiseTable, noise_rates
 
 SAMPLE_SIZE = 2000  # scored samples kept for the noise estimate
@@ -206,10 +206,10 @@ class RecordedLearner:
         """Return the forms that the tensors of a saved `state` must have."""
         shape, limits = self.learner.image_shape, Limits(self.learner.n_classes, total(state, "n_given"))
         n_inbox, dtype = n_rows(state, "inbox.labels", limits.n_samples), self.inbox.images.dtype
-        forms = with_prefix("learner.", self.learner.forms(part(state, "learner."), limits))
-        forms |= with_prefix("inbox.", batch_forms(n_inbox, shape, dtype, limits))
-        forms |= with_prefix("judged.", self.verdicts.forms(part(state, "judged."), limits))
-        forms |= with_prefix("sample.", self.sample.forms(part(state, "sample."), limits))
+        forms = prefixed("learner.", self.learner.forms(part(state, "learner."), limits))
+        forms |= prefixed("inbox.", batch_forms(n_inbox, shape, dtype, limits))
+        forms |= prefixed("judged.", self.verdicts.forms(part(state, "judged."), limits))
+        forms |= prefixed("sample.", self.sample.forms(part(state, "sample."), limits))
         # samples reach the learner only after the scale is known
         if self.is_vectors and (part(state, "scale.") or n_inbox < limits.n_samples):
             forms["scale.mean"] = Form(torch.float64, shape, finite=True)

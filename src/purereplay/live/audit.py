@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
-import torch
 
 from purereplay.data.files import whole_file
 from purereplay.data.text import spreadsheet_safe
+from purereplay.live.encoding import inputs
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.store import Current, Store
@@ -168,6 +168,5 @@ def _predictions(store: Store, classifier: Predictor | None, positions: list[int
     """Return the number of the most likely label and its probability, for each position."""
     if classifier is None:
         return [(None, 0.0)] * len(positions)
-    pixels = np.stack([row.pixels for row in store.rows(positions)])
-    chances, codes = classifier.probabilities(torch.from_numpy(pixels)).cpu().max(1)
+    chances, codes = classifier.probabilities(inputs(store, np.array(positions))).cpu().max(1)
     return list(zip(codes.tolist(), chances.tolist(), strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from purereplay.data.batch import Batch
@@ -17,6 +18,7 @@ from purereplay.errors import UserError
 from purereplay.learners import own_data
 from purereplay.learners.base import DataSpec, FilterReport
 from purereplay.learners.spr.learner import SPR
+from purereplay.live.encoding import inputs
 from purereplay.live.items import Refused
 from purereplay.live.settings import StateSettings, buffer_sizes
 from purereplay.live.store import Current, Store
@@ -33,7 +35,7 @@ def make_learner(settings: StateSettings, engine: Engine) -> SPR:
 def load_learner(store: Store, current: Current, engine: Engine) -> SPR:
     """Return the learner of a state."""
     learner = make_learner(store.image_settings, engine)
-    tensors = store.tensors(current, _most_bytes(learner, store, current))
+    tensors = store.packed(current, _most_bytes(learner, store, current)).tensors
     n_classes = min(max(1, n_rows(tensors, "purified.seen")), len(store.labels()))
     try:
         learner.restore(tensors, Limits(n_classes, current.taken))
@@ -63,15 +65,15 @@ class Buffers:
         """Continue with a saved learner."""
         self.learner, self.taken = load_learner(self.store, current, self.engine), current.taken
 
-    def work(self, *, rest: bool = False, hear: Callable[[FilterReport], None] | None = None) -> None:
+    def work(self, *, rest: bool = False, on_report: Callable[[FilterReport], None] | None = None) -> None:
         """Score and learn every full buffer; `rest`: also the samples that do not fill one."""
         while (learner := self._next_work(rest)) is not None:
             report = drive(learner.work(), self.engine, self.account)
             with self.store.transaction():
                 current = self._write(learner, report)
             self.store.tidy(current)
-            if report is not None and hear:
-                hear(report)
+            if report is not None and on_report:
+                on_report(report)
 
     def _next_work(self, rest: bool) -> SPR | None:
         """Return the learner with a buffer to work on, or None if nothing is left to do."""
@@ -101,7 +103,7 @@ class Buffers:
         if self.learner is None:
             raise UserError(f"{self.store.path} is damaged: it has decisions, but no learner.")
         labels = torch.tensor(list(codes.values()))
-        images = torch.stack([torch.from_numpy(row.pixels.copy()) for row in self.store.rows(list(codes))])
+        images = inputs(self.store, np.array(list(codes)))
         self.learner.grow(int(labels.max()) + 1)
         self.learner.correct(Batch(images, labels, torch.tensor(list(codes))))
         return self._write(self.learner, None)

@@ -72,7 +72,7 @@ def check(
             position = position_of(store, name)
             check_correctable(position)
             if labels.setdefault(position, label) != label:
-                raise Refused(f"is corrected to {labels[position]!r} by an earlier line already")
+                raise Refused(f"was corrected to {labels[position]!r} by an earlier line")
             if store.last_correction(position) != label:
                 new[position] = label
             outcomes.append(Outcome(name, found.line, new=position in new))

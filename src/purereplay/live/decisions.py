@@ -17,16 +17,16 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from purereplay.errors import UserError
 from purereplay.live import schema
 from purereplay.live.items import Refused
-from purereplay.live.own_tables import OwnTables
+from purereplay.live.own_tables import OwnDatabase, OwnTables, files_of, opened
 from purereplay.live.same_file import SameFile, check_regular
 
 Kind = Literal["keep", "label", "unsure", "drop", "undo"]
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS = ("keep", "label", "unsure", "drop")  # decisions of a reviewer
 _TABLES = OwnTables(
     "a log of decisions",
     1,
@@ -110,27 +110,23 @@ class InEffect:
         return sorted(found[-1] for found in self._by_sample.values())
 
 
-class DecisionLog:
+class DecisionLog(OwnDatabase):
     """A log, opened by `writing` or `reading`."""
 
-    def __init__(self, path: Path, database: sqlite3.Connection, opened: SameFile | None, floor: int) -> None:
-        self.path = path
-        self.database = database
-        self._opened = opened  # of a writer
+    def __init__(self, path: Path, database: sqlite3.Connection, file: SameFile | None, floor: int) -> None:
+        super().__init__(path, database, file)
         self._floor = floor  # numbers of entries are greater
 
     @classmethod
     @contextmanager
     def writing(cls, path: Path, floor: int = 0) -> Iterator[DecisionLog]:
         """Open or create a log; `floor`: number of the last entry that was absorbed from a log that is gone."""
-        check_regular(_files(path))
         is_new = not path.exists()
-        opened = SameFile.create(path)
-        with closing(schema.connect(path, write=True)) as database:
+        with opened(path) as (database, file):
             with schema.transaction(database, path):
                 if _TABLES.create(database, path) and is_new:  # a file that was emptied is not: its entries are lost
                     database.execute(f"PRAGMA application_id = {min(floor, 2**31 - 1)}")
-            log = cls(path, database, opened, floor)
+            log = cls(path, database, file, floor)
             log.check()
             yield log
 
@@ -138,7 +134,7 @@ class DecisionLog:
     @contextmanager
     def reading(cls, path: Path) -> Iterator[DecisionLog | None]:
         """Open a log for reading; None if there is none yet."""
-        check_regular(_files(path))
+        check_regular(files_of(path))
         if not path.exists() or path.stat().st_size == 0:
             yield None
             return
@@ -188,7 +184,7 @@ class DecisionLog:
             rows = [(d.sample, d.kind, d.label, None) for d in decisions]
             known = self._of_action(action)
             if known and [(e.sample, e.kind, e.label, e.undoes) for e in known] != rows:
-                raise Refused("has the name of another action")
+                raise Refused("reuses the name of an earlier action with other decisions")
             if known:
                 return known
             return self._append(rows, reviewer, action)
@@ -269,17 +265,3 @@ class DecisionLog:
             with schema.database_errors(self.path):
                 self.database.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*entry, digest))
         return added
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with schema.transaction(self.database, self.path):
-            yield
-        if self._opened is not None:
-            self._opened.check()  # what was committed to a deleted file is lost
-
-    def _query(self, sql: str, *values: object) -> list[Any]:
-        return schema.query(self.database, self.path, sql, values)
-
-
-def _files(path: Path) -> list[Path]:
-    return [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]

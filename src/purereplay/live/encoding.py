@@ -40,9 +40,9 @@ class Encoded(NamedTuple):
 class Encoding:
     """The encoder of a state, with its cache."""
 
-    def __init__(self, encoder: Opened, *, cache: Path | None = None) -> None:
+    def __init__(self, encoder: Opened) -> None:
         self.encoder = encoder
-        self._cache = None if isinstance(encoder, FeatureFile) else FeatureCache(encoder, cache)
+        self._cache = None if isinstance(encoder, FeatureFile) else FeatureCache(encoder)
 
     @classmethod
     def of_state(cls, store: Store, named: Opened | None = None) -> Encoding | None:
@@ -65,8 +65,7 @@ class Encoding:
     def features(self, images: Sequence[Encodable], names: Sequence[Sequence[str]]) -> list[Features | Refused]:
         """Return the features (dim,) of images, or the reason why there are none.
 
-        `names`: ids of each image, by which a file of features knows it. UserError if the encoder works
-        no more.
+        `names`: ids of each image, by which a file of features knows it. UserError if the encoder no longer works.
         """
         if isinstance(self.encoder, FeatureFile):
             return [_or_refused(self.encoder, own) for own in names]
@@ -117,11 +116,6 @@ class Encoding:
                 found.append(reason)
         features = iter(self.features(images, names))
         return [next(features) if own is None else own for own in found]
-
-    def close(self) -> None:
-        """Close the cache."""
-        if self._cache is not None:
-            self._cache.close()
 
     def _check_rows(self, store: Store) -> None:
         """Raise UserError if a file of features has other features of the state's samples than when they were added."""

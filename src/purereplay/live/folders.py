@@ -83,7 +83,7 @@ class ImageFolder:
             yield from in_chunks(iter(settled))
             if not settled:
                 yield []
-                time.sleep(pause)
+            time.sleep(pause)  # also after a batch: a file that is being written may stay the same for milliseconds
 
 
 def _is_other(path: Path) -> bool:

@@ -25,7 +25,7 @@ from purereplay.errors import UserError
 from purereplay.live import digests
 from purereplay.live.encoding import inputs
 from purereplay.live.opinion import Known, Opinion, form_opinion, load_opinion
-from purereplay.live.store import REJECTED, Current, Store
+from purereplay.live.store import Current, Store
 from purereplay.live.verdicts import (
     ALL,
     Estimate,
@@ -36,6 +36,7 @@ from purereplay.live.verdicts import (
     fill,
     last_revision,
     read_noise,
+    rejected,
     write_arrived,
     write_person,
     write_revision,
@@ -53,15 +54,13 @@ class Judged(NamedTuple):
     n_samples: int  # known then
     n_new: int  # judged for the first time
     n_changed: int  # decisions that changed
-    n_rejected: int  # of all samples, now
+    n_rejected: int  # of all samples, now; without those that could not be judged
     is_revision: bool  # whether all samples were judged
     noise: Estimate | None  # share of wrong labels; None: unknown
 
 
 class FullMemory:
     """The opinion of a state about its samples, and the samples that it has judged."""
-
-    learner = None  # there is no learner of the registry
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -76,33 +75,33 @@ class FullMemory:
             self.opinion = load_opinion(self.store, current)
         except UserError as error:
             reason = str(error).partition(";")[0]
-            _logger.warning("%s; it is computed anew from the samples.", reason)
+            _logger.warning("%s; it will be recomputed from the samples.", reason)
         self.revised = current.taken
         self.taken = max(current.taken, int(self.store.fact(_JUDGED) or 0))
 
     # ---------------------------------------------------------------- schedule
 
-    def work(self, *, rest: bool = False, hear: Callable[[Judged], None] | None = None) -> None:
+    def work(self, *, rest: bool = False, on_report: Callable[[Judged], None] | None = None) -> None:
         """Judge the samples that are due; `rest`: judge all that are known."""
         options = self.store.image_settings.memory_options if self.store.n_samples else None
         if options is None:
             return
-        hear = hear or (lambda judged: None)
+        on_report = on_report or (lambda judged: None)
         n = self.store.n_samples
         if self.opinion is None and self.revised and not rest:  # its file was lost
-            hear(self._revise(self.taken))
+            on_report(self._revise(self.taken))
         if rest:
             if n > self.revised + REST * options.growth * self.revised or self._opinion_is_old():
-                hear(self._revise(n))
+                on_report(self._revise(n))
             elif n > self.taken:
-                hear(self._judge_new(n))
+                on_report(self._judge_new(n))
             return
         while True:
             due, piece = options.next_revision(self.revised), self.taken + options.piece
             if self.opinion is not None and piece <= n and piece < due:
-                hear(self._judge_new(piece))
+                on_report(self._judge_new(piece))
             elif due <= n:
-                hear(self._revise(due))
+                on_report(self._revise(due))
             else:
                 return
 
@@ -183,7 +182,7 @@ class FullMemory:
         return self._judged(stop, written, is_revision=False)
 
     def _judged(self, n: int, written: Written, *, is_revision: bool) -> Judged:
-        [n_rejected] = self.store.one(f"SELECT count(*) FROM ({REJECTED})")
+        [n_rejected] = self.store.one(f"SELECT count(*) FROM ({rejected(self.store)})")
         noise = read_noise(self.store).get((ALL, ALL))
         return Judged(n, written.n_new, written.n_changed, int(n_rejected), is_revision, noise)
 

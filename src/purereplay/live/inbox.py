@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from purereplay.errors import UserError
 from purereplay.live import schema
 from purereplay.live.items import CHUNK, CHUNK_BYTES, Item, Refused
-from purereplay.live.own_tables import OwnTables
-from purereplay.live.same_file import SameFile, check_regular
+from purereplay.live.own_tables import OwnDatabase, OwnTables, opened
 from purereplay.live.session import Session
 from purereplay.live.store import INBOX
 
@@ -86,23 +84,17 @@ class FullInbox(UserError):
     """More samples wait than the inbox takes."""
 
 
-class Inbox:
+class Inbox(OwnDatabase):
     """An inbox, opened by `opened`."""
 
-    def __init__(self, path: Path, database: sqlite3.Connection, file: SameFile) -> None:
-        self.path = path
-        self.database = database
-        self._file = file
-        self._most: tuple[int, int] | None = None  # samples and bytes for which room is taken, at most; None: unknown
+    _most: tuple[int, int] | None = None  # samples and bytes for which room is taken, at most; None: unknown
 
     @classmethod
     @contextmanager
     def opened(cls, state: Path) -> Iterator[Inbox]:
         """Open the inbox of a state, created if it is missing; several processes may."""
         path = inbox_path(state)
-        check_regular([path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))])
-        file = SameFile.create(path)
-        with closing(schema.connect(path, write=True)) as database:
+        with opened(path) as (database, file):
             with schema.transaction(database, path):
                 _TABLES.create(database, path)
             yield cls(path, database, file)
@@ -219,15 +211,6 @@ class Inbox:
                 [[identity, label]] = self._query("SELECT id, label FROM samples WHERE number = ?", number)
                 values = (b"", _digest(Sample(identity, label, None)), reason, number)
                 self._query("UPDATE samples SET image = ?, digest = ?, refusal = ? WHERE number = ?", *values)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with schema.transaction(self.database, self.path):
-            yield
-        self._file.check()  # what was committed to a deleted file is lost
-
-    def _query(self, sql: str, *values: object) -> list[Any]:
-        return schema.query(self.database, self.path, sql, values)
 
 
 def _fits(taken: tuple[int, int], n_bytes: int) -> bool:

@@ -5,14 +5,12 @@ An observer receives every step and may stop the loop between two of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from purereplay.errors import BusyError, Interrupted
+from purereplay.errors import Interrupted
 from purereplay.learners.base import FilterReport
 from purereplay.learners.own_data import own_entry
 from purereplay.learners.spr.settings import SprSettings
@@ -27,11 +25,11 @@ from purereplay.live.reviewed import Reviewed, log_path
 from purereplay.live.session import Session, make_engine
 from purereplay.live.settings import StateSettings, Wanted
 from purereplay.live.shapes import Chosen
+from purereplay.live.verdicts import rejected
 from purereplay.nets.engine import TrainingProgress
 from purereplay.nets.lockstep import Account
 
 _MANY = 2000  # new samples from which on the time is estimated before the work begins
-_PATIENCE = 10.0  # seconds to wait for a state that is being reviewed
 
 
 @dataclass
@@ -45,7 +43,8 @@ class LearnProgress:
     n_corrected: int = 0  # files that were moved to another label
     n_to_score: int = 0  # samples to be scored, as far as known
     n_scored: int = 0
-    n_rejected: int = 0  # of these rejected by the filter; full-memory: of all samples of the state
+    # of these rejected by the filter, as `status` counts them; full-memory: of all samples of the state
+    n_rejected: int = 0
     others: Sequence[str] = ()  # files of a folder that were skipped, since they are no images
     new_labels: Sequence[str] = ()  # labels that no sample had before this call; none for a state without samples
     judged: Judged | None = None  # the last judgement of full-memory
@@ -103,23 +102,14 @@ def learn(
     end; None: only if the source has an end. `answers`: where every item of a pipe is acknowledged.
     """
     source = open_source(data, state=state, root=root, follow=follow, labels=labels)
-    with ExitStack() as stack:
-        session = _opened(stack, state, wanted, device)
+
+    def is_not_reviewed() -> bool:  # a review page holds a state only for a few seconds, while it absorbs decisions
+        return not log_path(state).exists()
+
+    with Session.open_waiting(state, wanted, make_engine(device), give_up=is_not_reviewed) as session:
         loop = _Loop(session, source, observer or LearnObserver(), answers)
         loop.run(rest=source.ends if rest is None else rest)
     return loop.progress
-
-
-def _opened(stack: ExitStack, state: Path, wanted: Wanted, device: str) -> Session:
-    """Open a state; a review page may hold it for a few seconds, while it absorbs decisions."""
-    engine, end = make_engine(device), time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return stack.enter_context(Session.open(state, wanted, engine))
-        except BusyError:
-            if time.monotonic() > end or not log_path(state).exists():
-                raise
-            time.sleep(0.2)
 
 
 class _Loop:
@@ -155,11 +145,11 @@ class _Loop:
             self.observer.took(self.progress, outcomes)
             self.reviewed.absorb()
             if not self.waits:
-                self.session.work(hear=self._scored)
+                self.session.work(on_report=self._scored)
         self.reviewed.absorb()
         if not self.waits:
-            self.session.work(hear=self._scored)
-        self.session.work(rest=rest, hear=self._scored)
+            self.session.work(on_report=self._scored)
+        self.session.work(rest=rest, on_report=self._scored)
 
     def _chunks(self) -> Chunks:
         """Yield the items of the source; fewer at once if they are encoded, which takes longer."""
@@ -223,5 +213,7 @@ class _Loop:
             p.n_scored, p.n_rejected, p.judged = p.n_scored + report.n_new, report.n_rejected, report
         else:
             p.n_scored += len(report.selected_mask)
-            p.n_rejected += int((~report.selected_mask).sum())
+            sql = f"SELECT count(*) FROM ({rejected(self.session.store)}) WHERE position BETWEEN ? AND ?"
+            [n_rejected] = self.session.store.one(sql, [int(report.index.min()), int(report.index.max())])
+            p.n_rejected += n_rejected
         self.observer.scored(p, report)

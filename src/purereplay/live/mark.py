@@ -50,7 +50,9 @@ class Mark:
         if marked is None:
             write_whole(path, 2 * _slot(newest), private=True)
             marked = newest
-        with disk_errors(path), os.fdopen(open_regular(path, write=True), "r+b", buffering=0) as file:
+        with disk_errors(path):
+            file = os.fdopen(open_regular(path, write=True), "r+b", buffering=0)
+        with file:
             mark = cls(path, file, marked)
             mark.write(newest)
             yield mark

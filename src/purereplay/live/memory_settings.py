@@ -12,7 +12,7 @@ __all__ = ["FULL_MEMORY", "FullMemorySettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class FullMemorySettings(Settings):
-    """When samples are judged, and how many at most are compared with each other."""
+    """Schedule of judging samples, and the largest number that are compared with each other."""
 
     first: int = setting("samples before any is judged", 100, unit="samples", least=2)
     growth: float = setting("new samples after which all are judged again, as a share of the others", 0.5, most=10.0)

@@ -41,7 +41,7 @@ Read = Callable[[NDArray[np.int64]], Tensor]  # rows of samples -> images uint8 
 
 @dataclass(frozen=True, eq=False)
 class Opinion:
-    """What was learned from a state's samples."""
+    """Models and estimates that were learned from a state's samples."""
 
     number: int  # of the revision
     basis: str  # corrections that were known, as `FullMemory` describes them
@@ -98,7 +98,7 @@ def load_opinion(store: Store, current: Current) -> Opinion:
     n_labels = len(store.labels())
     of_samples = min(current.taken, options.capacity) * (2**13 + 8 * dim) + 64 * dim**2
     most = 2**26 + of_samples + n_labels * (2**16 + 8 * dim) + 8 * n_labels**2
-    remedy = "run `purereplay learn` on the state's images again, which computes it anew from the samples"
+    remedy = "run `purereplay learn` on the state's images again, which recomputes it from the samples"
     try:
         saved = store.packed(current, most)
         return _opinion(saved.tensors, str(saved.facts["basis"]), store.image_settings.shape, dim, n_labels)
@@ -125,7 +125,7 @@ def _opinion(tensors: dict[str, Tensor], basis: str, shape: Shape, dim: int, n_l
 
 
 class Known(NamedTuple):
-    """What is known of the labels of samples."""
+    """Knowledge about the labels of samples."""
 
     given: NDArray[np.int64]  # (n,)
     labels: NDArray[np.int64]  # (n,): corrected by a person, or else given
@@ -157,8 +157,8 @@ def form_opinion(
     kept = np.flatnonzero(~known.dropped)
     if not len(kept):
         raise UserError("All samples of the state are dropped: nothing is left to learn from.")
-    dice = np.random.default_rng(derive_seed(seed, "fitted"))
-    feature_map = FeatureMap.fit(read(np.sort(dice.permutation(kept)[:N_FITTED])), seed)
+    rng = np.random.default_rng(derive_seed(seed, "fitted"))
+    feature_map = FeatureMap.fit(read(np.sort(rng.permutation(kept)[:N_FITTED])), seed)
     features = np.empty((len(kept), feature_map.n_features), np.float32)
     for start in range(0, len(kept), _READ):
         if watch:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from purereplay.learners.spr.settings import SprSettings
 from purereplay.live.encoding import Encoding
 from purereplay.live.images import Encodable, Pixels, read_pixels
 from purereplay.live.intake import open_source
-from purereplay.live.items import Item, Offer, Refused
+from purereplay.live.items import Item, Offer, Refusal, Refused
 from purereplay.live.moves import Moves
 from purereplay.live.settings import (
     NewSettings,
@@ -48,7 +49,7 @@ _LARGE = 2 * 2**30  # bytes of memory from which on the user is warned
 
 
 class Plan(NamedTuple):
-    """What `learn` would do."""
+    """Preview of a call of `learn`."""
 
     n_items: int
     n_read: int  # of these read; only they can be found to be damaged or moved
@@ -81,9 +82,9 @@ def plan(
     if data == "-":
         raise UserError("--dry-run needs a folder or a list: a pipe cannot be read twice.")
     source = open_source(data, state=state, root=root, labels=labels)
-    offers = list(source.first)
+    offers = [_with_image(offer) for offer in source.first]
     if source.total != len(source.first):
-        offers = [offer for k, some in enumerate(source.chunks) for offer in (map(_light, some) if k else some)]
+        offers += [_light(_with_image(offer)) for some in islice(source.chunks, 1, None) for offer in some]
     items = [offer for offer in offers if isinstance(offer, Item)]
     with _existing(state, wanted) as (have, store):
         chosen, settings = _shape(have, source.first)
@@ -129,10 +130,17 @@ def expensive(settings: StateSettings, seconds: float | None) -> list[str]:
     if isinstance(settings.options, SprSettings) and least_memory(settings.options, settings.shape) > _LARGE:
         needed = least_memory(settings.options, settings.shape) / 2**30
         found.append(
-            f"Training on images of {width:,} × {height:,} pixels takes at least {needed:,.0f} GiB of memory and long; "
-            "a smaller --size takes less."
+            f"Training on images of {width:,} × {height:,} pixels needs at least {needed:,.0f} GiB of memory and takes "
+            "long; a smaller --size takes less."
         )
     return found
+
+
+def _with_image(offer: Offer) -> Offer:
+    """Return an offer, or a refusal of an item whose image is empty."""
+    if isinstance(offer, Item) and offer.image == b"":
+        return Refusal(offer.id, "is empty", offer.line)
+    return offer
 
 
 def _light(offer: Offer) -> Offer:
@@ -200,10 +208,10 @@ def _seconds(
     items: Sequence[Item], settings: StateSettings, n_new: int, n_all: int, encoding: Encoding | None
 ) -> float | None:
     """Return a rough estimate of the time, by reading some images and computing their features."""
+    items = [item for item in items if item.image]
     if isinstance(settings.options, SprSettings) or not items:
         return None
     began, images = time.perf_counter(), list[Pixels]()
-    items = [item for item in items if item.image]
     some = items[:: max(1, len(items) // _TRIAL)][:_TRIAL]
     if settings.encoder is not None:
         encoded = None if encoding is None else _encoding_seconds(some, settings, encoding)

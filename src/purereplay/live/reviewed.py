@@ -28,6 +28,7 @@ from purereplay.live.corrections import Correction, apply, check, read_correctio
 from purereplay.live.decisions import Decision, DecisionLog, Entry, InEffect
 from purereplay.live.items import Outcome
 from purereplay.live.memory_settings import FULL_MEMORY
+from purereplay.live.own_tables import files_of
 from purereplay.live.session import Session
 from purereplay.live.store import DECISIONS, Store
 
@@ -188,7 +189,7 @@ def export_decisions(state: Path | None, audit: Path | None, out: Path) -> int:
 def _check_destination(audit: Path, out: Path) -> None:
     """Raise UserError if `out` is the audit or a file of its log, also under another name."""
     log = audit_log(audit)
-    own = [audit, log, *(log.with_name(log.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
+    own = [audit, *files_of(log)]
     same = out.exists() and any(path.exists() and path.samefile(out) for path in own)
     if same or os.path.realpath(out) in map(os.path.realpath, own):
         raise UserError(f"{out} belongs to the audit {audit}: choose another file.")
@@ -215,8 +216,7 @@ def _withdraw(
             store.replace("corrections", [row for row in rows if row[1] not in gone])
             current = session.withdraw(sorted(gone))
         store.write_fact(_FACT, json.dumps(facts))
-    if current is not None:
-        store.tidy(current)
+    store.tidy(current)
 
 
 def _position(store: Store, sample: str) -> int | None:

@@ -63,7 +63,7 @@ def check_regular(paths: Iterable[Path]) -> None:
 
 def _gone(path: Path) -> UserError:
     return UserError(
-        f"{path} was deleted, moved or replaced while it was in use, so nothing is acknowledged any more: "
+        f"{path} was deleted, moved or replaced while it was in use, so no more samples are acknowledged: "
         "restore the folder and run the command again."
     )
 

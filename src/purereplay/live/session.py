@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -11,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from purereplay.errors import UserError
+from purereplay.errors import BusyError, UserError
 from purereplay.learners.base import FilterReport
-from purereplay.learners.spr.learner import SPR
 from purereplay.live.buffers import Buffers
 from purereplay.live.encoding import Encoded, Encoding, write_features
 from purereplay.live.full_memory import FullMemory, Judged
@@ -27,6 +27,8 @@ from purereplay.live.store import Current, Store
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine, flush_denormals
 from purereplay.nets.lockstep import Account
+
+_PATIENCE = 10.0  # seconds to wait for another process to leave the state
 
 
 def make_engine(device: str) -> Engine:
@@ -66,10 +68,23 @@ class Session:
                 store.tidy(current)
             yield session
 
-    @property
-    def learner(self) -> SPR | None:
-        """The learner; None if nothing was scored yet."""
-        return self.learning.learner
+    @classmethod
+    @contextmanager
+    def open_waiting(
+        cls, folder: Path, wanted: Wanted | None, engine: Engine, *, give_up: Callable[[], bool]
+    ) -> Iterator[Session]:
+        """Open a state that another process may leave soon; BusyError after 10 s, or once `give_up` returns True."""
+        end = time.monotonic() + _PATIENCE
+        with ExitStack() as stack:
+            while True:
+                try:
+                    session = stack.enter_context(cls.open(folder, wanted, engine))
+                    break
+                except BusyError:
+                    if time.monotonic() > end or give_up():
+                        raise
+                    time.sleep(0.2)
+            yield session
 
     @property
     def taken(self) -> int:
@@ -91,7 +106,7 @@ class Session:
             outcomes = [self._take(offer, moved, encoded.get(row)) for row, offer in enumerate(offers)]
             if moved:
                 current = self._correct(moved)
-        self._tidy(current)
+        self.store.tidy(current)
         return outcomes
 
     def _use(self, encoder: Opened) -> None:
@@ -173,9 +188,9 @@ class Session:
 
     # ---------------------------------------------------------------- learning
 
-    def work(self, *, rest: bool = False, hear: Callable[[FilterReport | Judged], None] | None = None) -> None:
+    def work(self, *, rest: bool = False, on_report: Callable[[FilterReport | Judged], None] | None = None) -> None:
         """Judge and learn the samples that are due; `rest`: also the others."""
-        self.learning.work(rest=rest, hear=hear)
+        self.learning.work(rest=rest, on_report=on_report)
 
     def correct(self, labels: Mapping[int, str]) -> None:
         """Record labels that a person gave, by position: all in one transaction, or none.
@@ -185,7 +200,7 @@ class Session:
         """
         with self.store.transaction():
             current = self._correct(labels)
-        self._tidy(current)
+        self.store.tidy(current)
 
     def settle(self) -> Judged | None:
         """Learn corrections that were recorded: `full-memory` judges all samples again, unless it did so already."""
@@ -196,10 +211,6 @@ class Session:
         [last] = self.store.one("SELECT coalesce(max(number), 0) FROM corrections")
         self.store.insert("corrections", list(zip(count(last + 1), codes, codes.values(), strict=False)))
         return self.learning.correct(codes)
-
-    def _tidy(self, current: Current | None) -> None:
-        if current is not None:
-            self.store.tidy(current)
 
     def withdraw(self, positions: list[int]) -> Current | None:
         """Take samples out of the memory within a transaction of the caller; returns the new learner file, if any."""

@@ -24,7 +24,6 @@ SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 _LABELS = ("cls", "label", "txt", "json")  # in the order of preference
 _MAX_TEXT = 2**20  # bytes of a file with a label
-_MAX_FILES = 1000  # files of one sample
 
 
 def is_shard(path: Path) -> bool:
@@ -57,7 +56,7 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes | None]]]:
                     yield before, files
                     files = {}
                 before = name
-                if ending in (*_IMAGES, *_LABELS) and len(files) < _MAX_FILES:
+                if ending in (*_IMAGES, *_LABELS):
                     most = MAX_BYTES if ending in _IMAGES else _MAX_TEXT
                     files[ending] = member.read() if member.size <= most else None
     except (Damaged, OSError) as error:

@@ -9,8 +9,8 @@ from typing import TypedDict
 from purereplay.live.images import Shape
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.settings import StateSettings, buffer_sizes
-from purereplay.live.store import REJECTED, Store
-from purereplay.live.verdicts import ALL, last_revision, read_noise, unjudged
+from purereplay.live.store import Store
+from purereplay.live.verdicts import ALL, last_revision, read_noise, rejected, unjudged
 
 
 class ClassStatus(TypedDict):
@@ -74,7 +74,7 @@ def status(store: Store) -> Status:
             "SELECT c.label, count(s.position), count(d.position), count(r.position), count(u.position) FROM classes c"
             " LEFT JOIN samples s ON s.label = c.code LEFT JOIN decisions d ON d.position = s.position"
             f" LEFT JOIN ({unjudged(store)}) u ON u.position = s.position"
-            f" LEFT JOIN ({REJECTED}) r ON r.position = s.position AND u.position IS NULL"
+            f" LEFT JOIN ({rejected(store)}) r ON r.position = s.position"
             " GROUP BY c.code ORDER BY c.code"
         )
         n_rejected, n_unjudged = (sum(row[column] for row in classes) for column in (3, 4))

@@ -38,6 +38,7 @@ from purereplay.live import digests, schema
 from purereplay.live.images import Pixels
 from purereplay.live.items import Refused, short
 from purereplay.live.mark import MARK, Commit, Mark, check_mark, read_mark
+from purereplay.live.own_tables import JOURNALS, files_of
 from purereplay.live.same_file import SameFile, check_regular, only_writer
 from purereplay.live.settings import (
     NewSettings,
@@ -52,13 +53,11 @@ from purereplay.live.settings import (
 DATABASE = "state.sqlite"
 DECISIONS = "decisions.sqlite"  # see decisions.py
 INBOX = "inbox.sqlite"  # see inbox.py
-_JOURNALS = ("-wal", "-shm", "-journal")  # files of SQLite beside the database
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WRITTEN = parts_of(rf"(?:learner|classifier)-[0-9a-f]{{16}}\.safetensors|{re.escape(MARK)}")  # with `write_whole`
 _LAST = "SELECT c.label FROM corrections k JOIN classes c ON c.code = k.label WHERE position = ? ORDER BY number DESC"
-REJECTED = "SELECT position FROM decisions WHERE selected = 0 AND position NOT IN (SELECT position FROM corrections)"
 _GIVEN = "SELECT c.label FROM samples s JOIN classes c ON c.code = s.label WHERE position = ?"
-_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions|inbox)\.sqlite(?:{'|'.join(_JOURNALS)})?|\.lock", re.ASCII)
+_OWN = re.compile(rf"{_WRITTEN.pattern}|(?:state|decisions|inbox)\.sqlite(?:{'|'.join(JOURNALS)})?|\.lock", re.ASCII)
 
 
 class Row(NamedTuple):
@@ -332,13 +331,10 @@ class Store:
 
     def rows(self, positions: list[int]) -> list[Row]:
         """Return samples by position; each is checked against its digest."""
-        return [row for position in positions for row in self._rows(position, position + 1)]
+        return [row for position in positions for row in self.span(position, position + 1)]
 
     def span(self, start: int, stop: int) -> list[Row]:
         """Return the samples at positions start … stop - 1; each is checked against its digest."""
-        return self._rows(start, stop)
-
-    def _rows(self, start: int, stop: int) -> list[Row]:
         shape = self.image_settings.shape
         rows = self.query(
             "SELECT position, id, c.label, pixels, digest FROM samples s JOIN classes c ON c.code = s.label"
@@ -378,10 +374,6 @@ class Store:
             raise UserError(f"{self.path} is damaged: its learner has {short(str(taken))} samples.")
         return Current(self.folder / name, digest, taken)
 
-    def tensors(self, current: Current, most: int | None = None) -> dict[str, Tensor]:
-        """Return the tensors of the learner; UserError if the file is damaged, or has more than `most` bytes."""
-        return self.packed(current, most).tensors
-
     def packed(self, current: Current, most: int | None = None) -> Packed:
         """Return the contents of the learner file; UserError if it is damaged, or has more than `most` bytes."""
         try:
@@ -414,8 +406,10 @@ class Store:
         """Return the path of the classifier of this learner."""
         return self.folder / f"classifier-{current.digest[:16]}.safetensors"
 
-    def tidy(self, current: Current) -> None:
-        """Remove the files of earlier learners, and partly written files of a killed process."""
+    def tidy(self, current: Current | None) -> None:
+        """Remove the files of earlier learners, and partly written files of a killed process; None: nothing changed."""
+        if current is None:
+            return
         keep = {current.path, self.classifier_path(current), self.folder / MARK}
         with disk_errors(self.folder):
             for path in self.folder.iterdir():
@@ -441,7 +435,7 @@ def is_own(name: str) -> bool:
 def _checked(folder: Path) -> Iterator[sqlite3.Connection]:
     """Open the database of a state for reading; UserError if it is none, or behind its mark. Nothing is changed."""
     path = folder / DATABASE
-    check_regular([folder / MARK, path, *(path.with_name(path.name + suffix) for suffix in _JOURNALS)])
+    check_regular([folder / MARK, *files_of(path)])
     if not path.exists():
         raise _no_state(folder)
     marked = read_mark(folder / MARK)  # before the database, to which another process may add commits meanwhile

@@ -2,7 +2,7 @@
 
 An archive is read only if it is whole: every header has its checksum, two blocks of zeros mark the end, and nothing but
 zeros follows. The standard library's `tarfile` takes a damaged header for the end of the archive. Headers of long names
-are limited, since a small compressed file can hold a large one. Files with holes are refused.
+are limited, since a small compressed file can hold a large one. Sparse files are refused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def members(file: IO[bytes]) -> Iterator[Member]:
             continue
         name = info.name if header.name is None else header.name.decode(errors="surrogateescape").rstrip("/")
         if info.type == tarfile.GNUTYPE_SPARSE or header.is_sparse:
-            raise Damaged(f"{short(name)} is stored with holes: pack it without --sparse")
+            raise Damaged(f"{short(name)} is stored as a sparse file: pack it without --sparse")
         size = info.size if header.size is None else header.size
         size = 0 if info.type in _EMPTY else size
         start = stream.position
@@ -129,12 +129,10 @@ def _check_end(stream: Stream) -> None:
     n_zeros = _BLOCK
     while piece := stream.read(2**16):
         if piece.strip(b"\0"):
-            raise Damaged(
-                "there are data after its end marker: if several archives were joined into one file, keep them apart"
-            )
+            raise Damaged("data follow its end marker: keep concatenated archives as separate files")
         n_zeros += len(piece)
     if n_zeros < 2 * _BLOCK:
-        raise Damaged("its end marker is cut")
+        raise Damaged("its end marker is truncated")
 
 
 def _padded(size: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from purereplay.errors import BusyError, Interrupted
+from purereplay.errors import Interrupted
 from purereplay.live.full_memory import FullMemory
 from purereplay.live.inbox import Inbox, absorb
 from purereplay.live.predict import current_classifier, with_current
@@ -22,7 +22,6 @@ from purereplay.live.settings import Wanted
 from purereplay.live.store import Current
 from purereplay.nets.engine import Engine, TrainingProgress
 
-PATIENCE = 10.0  # seconds to wait for another process to leave the state
 _LOOK = 1.0  # seconds between two looks for decisions of reviewers
 _QUIET = 3.0  # seconds without anything new after which samples that are not due, and decisions, are judged
 _REST = 5  # times as long as judging all samples took, until decisions are learned again
@@ -57,7 +56,9 @@ class Training:
     def run(self) -> None:
         """Train until stopped."""
         with ExitStack() as stack:
-            self.session = self._opened(stack)
+            # another process, such as a server that was killed just now, may still hold the state
+            waiting = Session.open_waiting(self.state, self.wanted, self.engine, give_up=self._stopped.is_set)
+            self.session = stack.enter_context(waiting)
             self.inbox = stack.enter_context(Inbox.opened(self.state))
             self.reviewed = Reviewed(self.session)
             self.engine.watch = self._watch
@@ -72,17 +73,6 @@ class Training:
                     self._new.clear()
             except Interrupted:
                 pass
-
-    def _opened(self, stack: ExitStack) -> Session:
-        """Open the state; another process, such as a server that was killed just now, may still hold it."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return stack.enter_context(Session.open(self.state, self.wanted, self.engine))
-            except BusyError:
-                if time.monotonic() > end or self._stopped.is_set():
-                    raise
-                time.sleep(0.2)
 
     def _watch(self, now: TrainingProgress | None = None) -> None:
         if self._stopped.is_set():
@@ -100,7 +90,7 @@ class Training:
         if new:
             self._last_new = time.monotonic()
             self._tell_activity("learning")
-        self.session.work(hear=lambda report: self._publish())
+        self.session.work(on_report=lambda report: self._publish())
         if time.monotonic() - self._last_new >= _QUIET:
             self._judge_waiting()
         self._publish()

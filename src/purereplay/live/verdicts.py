@@ -173,6 +173,13 @@ def unjudged(store: Store) -> str:
     )
 
 
+def rejected(store: Store) -> str:
+    """Return the query for the positions of samples that are rejected, and that no person has corrected."""
+    return (
+        f"SELECT position FROM decisions WHERE selected = 0 AND {_UNCORRECTED} AND position NOT IN ({unjudged(store)})"
+    )
+
+
 def _rows(judged: Judgements, positions: NDArray[np.int64]) -> Iterator[tuple[int, float, int, int, float]]:
     at = positions - judged.start
     columns = (judged.probability, judged.selected, judged.likely, judged.likely_probability)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from purereplay.nets.networks import Network, State, prefixed
+from purereplay.data.forms import prefixed
+from purereplay.nets.networks import Network, State
 from purereplay.nets.views import FeatureViews, Views
 
 if TYPE_CHECKING:

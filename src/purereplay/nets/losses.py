@@ -63,9 +63,14 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
     return -(sums / positive.sum(2).clamp(min=1)).mean(1)
 
 
+def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy per sample (K, B) of logits (K, B, classes) and labels (K, B)."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy per network (K,) of logits (K, B, classes) and labels (K, B)."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
+    return sample_losses(logits, labels).mean(1)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, allowed: Tensor) -> Tensor:
@@ -75,8 +80,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, allo
     must be allowed. If the weights sum up to less than 1, the sum takes the place of the mean.
     """
     among = logits.masked_fill(~allowed[:, None], NEVER)
-    losses = F.cross_entropy(among.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-    return (losses * weights).sum(1) / weights.sum(1).clamp(min=1)
+    return (sample_losses(among, labels) * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def logit_error(logits: Tensor, wanted: Tensor, labels: Tensor, known: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import prefixed
+
 State = dict[str, Tensor]
 BACKBONE = "backbone."
 HEAD = "head."
@@ -156,11 +158,6 @@ class Network:
 def network_input(images: Tensor) -> Tensor:
     """Convert uint8 images to floats in [0, 1]; feature vectors are returned unchanged."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
-
-
-def prefixed(prefix: str, state: State) -> State:
-    """Add a prefix to all names."""
-    return {prefix + name: t for name, t in state.items()}
 
 
 def part(state: State, prefix: str) -> State:

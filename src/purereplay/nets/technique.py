@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from purereplay.nets.draws import RandomStream, uniforms_per_key
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import Network, State
 from purereplay.nets.views import Views, make_views
 
@@ -73,11 +73,6 @@ def random_views(step: Step, views: Views) -> Tensor:
     n, n_numbers = step.images.shape[1], views.n_numbers
     u = uniforms_per_key(step.keys, step.number, n * n_numbers, stream=RandomStream.VIEWS)
     return make_views(step.images.flatten(0, 1), u.view(-1, n_numbers), views).view(step.images.shape)
-
-
-def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy per sample (K, B) of logits (K, B, classes) and labels (K, B)."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
 
 
 def plain_loss(step: Step, mix: tuple[Tensor, Tensor] | None = None) -> Tensor:

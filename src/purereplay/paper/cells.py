@@ -43,7 +43,7 @@ _CHOSEN: dict[tuple[str, str], dict[str, str]] = {("multitask", "mnist"): {"lr":
 
 
 class Choice(NamedTuple):
-    """What the user chooses about the runs behind the tables."""
+    """Choices of the user about the runs behind the tables."""
 
     budget: float = 1.0  # of learners with self-supervised epochs
     device: str = "cpu"

@@ -37,7 +37,7 @@ GROUP_SIZE = 15  # five noises and three seeds
 
 
 class Wanted(NamedTuple):
-    """What a command asks for."""
+    """Request of a command."""
 
     tables: list[PaperTable]
     figures: list[str]

@@ -24,8 +24,9 @@ from torch import Tensor
 from purereplay.data.batch import Batch
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.jobs import Asks, Listed, ListedJob
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import Head, Network
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.technique import Step, Technique
 from purereplay.purify.self_centered import Verdict
 
 _QUANTILE = 0.99
@@ -93,9 +94,9 @@ class AreaUnderMargin:
     ) -> ListedJob:
         n, device = buffer.n, buffer.images.device
         size = min(self.batch_size, n)
-        dice = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
+        rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
         per_epoch = n // size
-        orders = [dice.permutation(n)[: per_epoch * size] for _ in range(self.epochs)]
+        orders = [rng.permutation(n)[: per_epoch * size] for _ in range(self.epochs)]
         labels = buffer.labels.clone()
         labels[torch.from_numpy(chosen)] = extra_class
         recipe = Listed(

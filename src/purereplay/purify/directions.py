@@ -58,8 +58,8 @@ class Directions(NamedTuple):
         n, d = features.shape
         most = min(_MOST_FITTED, _MOST_ENTRIES // d)
         if n > most:
-            dice = np.random.default_rng(derive_seed(seed, "directions"))
-            features = features[np.sort(dice.choice(n, most, replace=False))]
+            rng = np.random.default_rng(derive_seed(seed, "directions"))
+            features = features[np.sort(rng.choice(n, most, replace=False))]
         values = np.asarray(features, np.float64)
         largest = np.abs(values).max(0)
         unit = np.where(largest > 0, largest, 1.0)  # squares of very large and very small numbers would not be finite

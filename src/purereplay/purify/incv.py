@@ -44,8 +44,8 @@ class _Case:
     noise_rate: float = 0.0
 
     def halves(self, number: int) -> tuple[Rows, Rows]:
-        dice = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "split", number)))
-        order = dice.permutation(np.flatnonzero(self.candidates))
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "split", number)))
+        order = rng.permutation(np.flatnonzero(self.candidates))
         return order[: len(order) // 2], order[len(order) // 2 :]
 
 
@@ -96,8 +96,8 @@ class NoisyCrossValidation:
         rows = np.union1d(half, np.flatnonzero(case.chosen))
         rows = rows if len(rows) else np.arange(n)
         size, n_steps = self._size(n), self.epochs * self._per_epoch(n)
-        dice = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
-        orders = [dice.permutation(rows) for _ in range(-(-n_steps * size // len(rows)))]
+        rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "order")))
+        orders = [rng.permutation(rows) for _ in range(-(-n_steps * size // len(rows)))]
         index = np.concatenate(orders)[: n_steps * size].reshape(n_steps, size)
         return ListedJob(
             phase="filter",

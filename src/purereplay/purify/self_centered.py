@@ -152,8 +152,8 @@ def select(probability: Array, seed: int) -> Array:
     chances = probability.detach().cpu().numpy() if isinstance(probability, Tensor) else np.asarray(probability)
     if chances.ndim != 1 or not bool(((chances >= 0) & (chances <= 1)).all()):
         raise UserError("Clean probabilities must be a vector of numbers between 0 and 1.")
-    dice = np.random.Generator(np.random.PCG64(derive_seed(int(seed), "select"))).random(len(chances))
-    return _as_kind(torch.from_numpy(dice < chances), probability)
+    draws = np.random.Generator(np.random.PCG64(derive_seed(int(seed), "select"))).random(len(chances))
+    return _as_kind(torch.from_numpy(draws < chances), probability)
 
 
 def _checked_features(

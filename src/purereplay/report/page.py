@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]  # part of a report, done, total
 
 
 class Extent(NamedTuple):
-    """How much goes into a report."""
+    """Amount of content of a report."""
 
     n_images: int  # in each gallery
     n_fixed: int  # buffers with a fixed graph, the last ones; those of a run are scored again

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from purereplay.data.files import write_whole
 from purereplay.data.seeds import derive_seed
 from purereplay.evaluate.experiment import versions
 from purereplay.live.buffers import load_learner
+from purereplay.live.encoding import inputs
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import with_current
 from purereplay.live.settings import StateSettings
@@ -114,7 +114,7 @@ def _noise(
         return rates[0], rates[1:]
     learner = load_learner(store, current, engine)
     rows = np.sort(np.random.default_rng(0).permutation(len(verdicts.position))[:_NOISE_SAMPLE])
-    images = _images(store, verdicts.position[rows].tolist())
+    images = inputs(store, verdicts.position[rows])
     features = embed(learner.network, learner.inference_base, images, penultimate=True).cpu().numpy()
     return noise_rates(features, verdicts.label[rows], n_classes)
 
@@ -186,7 +186,7 @@ def _histogram_section(store: Store, verdicts: Verdicts, names: list[str], n_fix
         fixed = None
         if number in with_graph:
             progress("fixed graphs", i + 1, len(numbers))
-            images = _images(store, verdicts.position[rows].tolist())
+            images = inputs(store, verdicts.position[rows])
             seed = derive_seed(settings.seed, "patches", 0 if getattr(settings.options, "reseed", False) else number)
             features = patch_features(images, seed).numpy()  # those that the filter compared
             fixed = score_samples(features, labels, options=FilterOptions(n_graphs=0)).centrality
@@ -256,7 +256,3 @@ def _facts_section(store: Store, facts: Status) -> str:
         page.table(("fact", "value"), [("size on disk", f"{facts['bytes'] / 2**20:,.1f} MiB"), *versions().items()]),
         page.details("All settings", page.table(("setting", "value"), rows)),
     )
-
-
-def _images(store: Store, positions: list[int]) -> torch.Tensor:
-    return torch.from_numpy(np.stack([row.pixels for row in store.rows(positions)]))

@@ -18,8 +18,8 @@ from purereplay.evaluate.estimate import count_steps
 from purereplay.evaluate.rates import task_ends
 from purereplay.evaluate.results import RunDirectory
 from purereplay.live.memory_settings import FULL_MEMORY
-from purereplay.live.store import DATABASE, REJECTED, Store
-from purereplay.live.verdicts import unjudged
+from purereplay.live.store import DATABASE, Store
+from purereplay.live.verdicts import rejected, unjudged
 from purereplay.report.terminal import out, percent, time_left
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -84,14 +84,13 @@ def _state(path: Path) -> View:
             return int(store.one(sql)[0])
 
         scored = count("SELECT count(*) FROM decisions")
-        few = unjudged(store)
-        n_unjudged = count(f"SELECT count(*) FROM ({few})")
-        rejected = count(f"SELECT count(*) FROM ({REJECTED}) WHERE position NOT IN ({few})")
+        n_unjudged = count(f"SELECT count(*) FROM ({unjudged(store)})")
+        n_rejected = count(f"SELECT count(*) FROM ({rejected(store)})")
         full = store.settings.learner == FULL_MEMORY
         n_labels = count("SELECT count(*) FROM classes")
         rows = [
             ("samples", f"{store.n_samples:,} of {n_labels:,} labels"),
-            ("accepted, rejected", f"{scored - rejected - n_unjudged:,}, {rejected:,}"),
+            ("accepted, rejected", f"{scored - n_rejected - n_unjudged:,}, {n_rejected:,}"),
             *([("could not be judged", f"{n_unjudged:,}")] if n_unjudged else []),
             (
                 "teaching the classifier" if full else "in the purified buffer",

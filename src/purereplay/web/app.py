@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from purereplay.errors import UserError
-from purereplay.live.decisions import DecisionLog
+from purereplay.live.decisions import KINDS, DecisionLog
 from purereplay.live.images import Pixels
 from purereplay.live.items import Refused
 from purereplay.live.originals import THUMBNAIL
@@ -38,8 +38,7 @@ from purereplay.web.security import Guard, json_body
 from purereplay.web.teaching import Teacher
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_KINDS = ("keep", "label", "unsure", "drop")
-_CHOICES = ("open", "decided", *_KINDS)  # of the filter by decision
+_CHOICES = ("open", "decided", *KINDS)  # of the filter by decision
 _VERDICTS = ("accepted", "rejected", "unjudged")
 _MAX_NAME = 100  # characters of a name that the page chose: reviewer, page, action
 _LARGE, _LARGEST = 1024, 2048  # pixels of an image, unless the page asks for fewer, and at most
@@ -247,8 +246,8 @@ class Server:
             number, kind, label = (one.get(k) if isinstance(one, dict) else None for k in ("sample", "kind", "label"))
             if type(number) is not int or not self.desk.has(number):
                 raise Refused("names an unknown sample")
-            if kind not in _KINDS:
-                raise Refused(f"has an unknown decision: it must be one of {', '.join(_KINDS)}")
+            if kind not in KINDS:
+                raise Refused(f"has an unknown decision: it must be one of {', '.join(KINDS)}")
             if one.get("name") not in (None, *self.desk.samples.names([number])):
                 raise Refused("has a sample number and an id that do not match")
             decisions.append((number, kind, label if kind == "label" else None))

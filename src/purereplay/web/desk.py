@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from purereplay.live.decisions import Decision, DecisionLog, InEffect, Kind
+from purereplay.live.decisions import KINDS, Decision, DecisionLog, InEffect, Kind
 from purereplay.live.items import Refused, checked_label
 from purereplay.live.reviewed import decisions_csv
 from purereplay.web.opinions import Opinion
@@ -106,7 +106,7 @@ class Desk:
         """Return the rows of the table that pass a filter, by doubt."""
         table, labels = self.samples.table, self.samples.labels
         mask = np.isin(table.number, self._decided, invert=wanted.decision == "open")
-        if wanted.decision in ("keep", "label", "unsure", "drop"):
+        if wanted.decision in KINDS:
             kind = [e.sample for e in self.in_effect.all() if e.kind == wanted.decision]
             mask &= np.isin(table.number, [n for name in kind if (n := self._find(name)) is not None])
         if wanted.label is not None:

@@ -112,12 +112,12 @@ class Snapshots:
 
 def warm_up(snapshot: Snapshot) -> None:
     """Classify a few made-up inputs; Unfit if a probability is missing, not finite or out of range."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for n in _WARM:
         if snapshot.takes_features:
-            images: NDArray[Any] = dice.standard_normal((n, *snapshot.shape), np.float32)
+            images: NDArray[Any] = rng.standard_normal((n, *snapshot.shape), np.float32)
         else:
-            images = dice.integers(0, 256, (n, *snapshot.shape), dtype=np.uint8)
+            images = rng.integers(0, 256, (n, *snapshot.shape), dtype=np.uint8)
         images[0] = 0
         try:
             found = snapshot.probabilities(images)

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from purereplay.errors import BusyError, UserError
 from purereplay.live.buffers import load_learner
@@ -190,7 +188,7 @@ class Teacher(threading.Thread):
         table = self.scores.table
         n = len(table.number)
         rows = np.sort(np.random.default_rng(0).permutation(n)[:_NOISE_SAMPLE])
-        images = _images(store, table.number[rows].tolist())
+        images = inputs(store, table.number[rows])
         features = embed(learner.network, learner.inference_base, images, penultimate=True).cpu().numpy()
         return noise_rates(features, table.label[rows], len(self.scores.labels))[0]
 
@@ -221,7 +219,7 @@ class Teacher(threading.Thread):
             if self._ended.is_set():
                 return
             part = numbers[start : start + _CHUNK]
-            chances, codes = opinion.classifier.probabilities(_images(store, part.tolist())).cpu().max(1)
+            chances, codes = opinion.classifier.probabilities(inputs(store, part)).cpu().max(1)
             opinion.chance[part], opinion.suggested[part] = chances.numpy(), codes.numpy()
             time.sleep(0.002)  # the page goes first
 
@@ -245,7 +243,3 @@ def _noise_of_memory(store: Store, reviewed: set[str]) -> NoiseRate:
     n, n_rest = revision.n_samples, revision.n_samples - revision.n_corrections
     rate, low, high = ((share * n_rest + n_wrong) / n for share in found[1:])
     return NoiseRate(rate, low, high, found.n)
-
-
-def _images(store: Store, positions: list[int]) -> Tensor:
-    return torch.from_numpy(np.stack([row.pixels for row in store.rows(positions)]))

@@ -16,9 +16,10 @@ from purereplay.learners.robust.pencil import Pencil
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed, ListedJob
 from purereplay.nets.loops.base import tf32
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import MLP, Head, Network, stack
 from purereplay.nets.resnet import ResNet18
-from purereplay.nets.technique import Choice, sample_losses
+from purereplay.nets.technique import Choice
 from purereplay.nets.views import Views
 from purereplay.purify.aum import Margins
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from purereplay.data.encoders.calls import Failed, user_code
 from purereplay.data.encoders.pictures import Pixels
-from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
 SIZE = 224  # pixels of an image's side, unless the encoder says otherwise
@@ -71,13 +70,11 @@ class CheckedEncoder:
         if self.idle:
             raise UserError(self.idle)
 
-    def embed(self, images: Pixels, watch: Progress | None = None) -> Embedded:
-        """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder does not work any more."""
+    def embed(self, images: Pixels) -> Embedded:
+        """Images uint8 (n, 3, size, size) -> their features; UserError if the encoder no longer works."""
         n = len(images)
         features, reasons = np.zeros((n, self.dim), np.float32), dict[int, str]()
         for start in range(0, n, self.batch):
-            if watch:
-                watch("features", start, n)
             part = images[start : start + self.batch]
             try:
                 features[start : start + len(part)] = self._rows(part)
@@ -109,7 +106,7 @@ class CheckedEncoder:
         try:
             _asked(self.encoder, _trial(self.size, self.batch), self.dim)
         except _Wrong as reason:
-            raise UserError(f"The encoder {self.name} works no more: an image {reason}.") from None
+            raise UserError(f"The encoder {self.name} no longer works: an image {reason}.") from None
 
     def _rows(self, images: Pixels) -> Features:
         filled = np.concatenate([images, np.repeat(images[:1], self.batch - len(images), 0)])

@@ -112,7 +112,7 @@ class FeatureCache:
                 self._give_up(error)
 
     def _give_up(self, error: sqlite3.Error) -> None:
-        """Use the cache no more; a damaged file is removed."""
+        """Stop using the cache; a damaged file is removed."""
         self.close()
         if type(error) is sqlite3.DatabaseError:  # not one of its subclasses: locked, read-only, full
             _remove(self.path)

@@ -139,8 +139,8 @@ def check_same(found: CheckedEncoder | FeatureFile, text: str, digest: str, owne
     """Raise UserError if an encoder is not the one that a state or saved classifier was made with."""
     if found.digest != digest:
         raise UserError(
-            f"{owner} was made with another encoder than {found.name}, or another version of it: "
-            f"use {text} as it was then, or start anew."
+            f"{owner} was made with a different encoder or version than {found.name}: "
+            f"use the original {text}, or create a new state, run or classifier."
         )
 
 

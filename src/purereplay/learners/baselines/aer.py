@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.forms import COUNT, FLAG, Form, Forms, Limits, batch_forms, n_rows, with_prefix
+from purereplay.data.forms import COUNT, FLAG, Form, Forms, Limits, batch_forms, n_rows, prefixed
 from purereplay.learners.base import DataSpec, Report, Workload
 from purereplay.learners.baselines.augmentation import AugmentSettings
 from purereplay.learners.baselines.base import common_arguments
@@ -45,7 +45,7 @@ from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Listed, ListedJob, Trained
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 
 Real = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -257,7 +257,7 @@ class Aer(DelayedLearner):
         memory = batch_forms(n_held, self.image_shape, torch.uint8, limits)
         memory["is_current"] = Form(torch.bool, (n_held,))
         own = {"n_offered": COUNT, "task_ended": FLAG, "seen": Form(torch.bool, (self.n_classes,))}
-        return (super().forms(state, limits) or {}) | own | with_prefix("memory.", memory)
+        return (super().forms(state, limits) or {}) | own | prefixed("memory.", memory)
 
     def load(self, state: State) -> None:
         super().load(state)

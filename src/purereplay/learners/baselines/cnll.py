@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.forms import Forms, Limits, with_prefix
+from purereplay.data.forms import Forms, Limits, prefixed
 from purereplay.errors import UserError
 from purereplay.learners.base import DataSpec, Workload
 from purereplay.learners.baselines.base import common_arguments, make_memory
@@ -43,7 +43,7 @@ from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Listed, ListedJob
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 from purereplay.nets.technique import Step, Technique
 
 Prediction = Literal["soft", "hard"]
@@ -296,7 +296,7 @@ class Cnll(DelayedLearner):
     def forms(self, state: State, limits: Limits) -> Forms:
         forms = super().forms(state, limits) or {}
         for prefix, memory in (("clean.", self.clean), ("noisy.", self.noisy)):
-            forms |= with_prefix(prefix, memory.forms(part(state, prefix), limits))
+            forms |= prefixed(prefix, memory.forms(part(state, prefix), limits))
         return forms
 
     def load(self, state: State) -> None:

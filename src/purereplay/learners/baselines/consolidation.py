@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from purereplay.data.forms import COUNT, Form, Forms, forms_like, n_rows, total, with_prefix
+from purereplay.data.forms import COUNT, Form, Forms, forms_like, n_rows, prefixed, total
 from purereplay.data.seeds import derive_seed
 from purereplay.nets.draws import RandomStream, uniforms
-from purereplay.nets.networks import Network, State, is_trained, network_input, part, prefixed
-from purereplay.nets.technique import sample_losses
+from purereplay.nets.losses import sample_losses
+from purereplay.nets.networks import Network, State, is_trained, network_input, part
 
 _AT_ONCE = 2**26  # floats for the gradients of single samples
 
@@ -62,7 +62,7 @@ class Consolidation:
         if total(state, "n_tasks"):
             own = forms_like({name: t for name, t in weights.items() if is_trained(name)})
             stiff = {name: form._replace(least=0) for name, form in own.items()}
-            forms |= with_prefix("stiffness.", stiff) | with_prefix("drawn.", own)
+            forms |= prefixed("stiffness.", stiff) | prefixed("drawn.", own)
         return forms
 
     def load(self, state: State) -> None:

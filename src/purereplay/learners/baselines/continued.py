@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import torch
 
 from purereplay.data.batch import Batch, check_batch
-from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, forms_like, n_rows, total, with_prefix
+from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, forms_like, n_rows, prefixed, total
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Report, optimizer_forms
 from purereplay.learners.baselines.base import Baseline
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 
 
 @dataclass(kw_only=True)
@@ -69,10 +69,10 @@ class ContinuedLearner(Baseline):
         n_waiting = n_rows(state, "waiting.labels", limits.n_samples)
         forms = {"n_done": COUNT, "finished": FLAG}
         forms |= forms_like({"generator": self.generator.get_state()})
-        forms |= with_prefix("weights.", forms_like(self.weights))
-        forms |= with_prefix("waiting.", batch_forms(n_waiting, self.image_shape, torch.uint8, limits))
+        forms |= prefixed("weights.", forms_like(self.weights))
+        forms |= prefixed("waiting.", batch_forms(n_waiting, self.image_shape, torch.uint8, limits))
         if self._has_optimizer(state):
-            forms |= with_prefix("optimizer.", optimizer_forms(self.weights))
+            forms |= prefixed("optimizer.", optimizer_forms(self.weights))
         return forms
 
     def _has_optimizer(self, state: State) -> bool:

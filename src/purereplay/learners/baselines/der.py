@@ -29,9 +29,10 @@ from purereplay.learners.settings import setting
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import State
 from purereplay.nets.steps import rows
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.technique import Step, Technique
 
 # chosen on validation data: with β = 1 both cross-entropies weigh the same, as in crs, and half its learning rate gives
 # them the same steps

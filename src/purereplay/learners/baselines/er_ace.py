@@ -27,8 +27,9 @@ from purereplay.learners.registry import Entry
 from purereplay.learners.robust.settings import RobustLoss
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import State
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.technique import Step, Technique
 
 # lr: released code, which tunes over 0.1, 0.01 and 0.001
 PUBLISHED = {"optimizer": "sgd", "lr": 0.1, "clip": None}

@@ -32,8 +32,9 @@ from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import State, is_trained
-from purereplay.nets.technique import Step, Technique, random_views, sample_losses
+from purereplay.nets.technique import Step, Technique, random_views
 from purereplay.nets.views import Views
 
 # chosen on validation data: of the 144 steps, an average of α = 0.01 would remember the first hundred

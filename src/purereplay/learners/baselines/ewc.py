@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from purereplay.data.forms import FLAG, Forms, Limits, with_prefix
+from purereplay.data.forms import FLAG, Forms, Limits, prefixed
 from purereplay.learners.base import DataSpec, Report
 from purereplay.learners.baselines.base import common_arguments
 from purereplay.learners.baselines.consolidation import Consolidation
@@ -35,7 +35,7 @@ from purereplay.learners.robust.settings import RobustLoss
 from purereplay.learners.settings import DataFacts, setting
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Asks
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 from purereplay.nets.technique import Step, Technique, plain_loss
 
 
@@ -110,7 +110,7 @@ class Ewc(OnlineLearner):
 
     def forms(self, state: State, limits: Limits) -> Forms:
         own = self.consolidation.forms(part(state, "consolidation."), self.weights)
-        forms = (super().forms(state, limits) or {}) | with_prefix("consolidation.", own)
+        forms = (super().forms(state, limits) or {}) | prefixed("consolidation.", own)
         return forms | {"task_ended": FLAG}
 
     def load(self, state: State) -> None:

@@ -33,8 +33,9 @@ from purereplay.learners.settings import setting
 from purereplay.memory.reservoir import Reservoir
 from purereplay.nets.engine import Engine
 from purereplay.nets.jobs import Listed
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import is_trained
-from purereplay.nets.technique import Choice, Step, plain_loss, sample_losses
+from purereplay.nets.technique import Choice, Step, plain_loss
 
 
 @dataclass(frozen=True, kw_only=True)

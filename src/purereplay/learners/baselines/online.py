@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from purereplay.data.batch import Batch
-from purereplay.data.forms import COUNT, Forms, Limits, forms_like, with_prefix
+from purereplay.data.forms import COUNT, Forms, Limits, forms_like, prefixed
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import PIECE, Report, Workload
 from purereplay.learners.baselines.continued import ContinuedLearner
@@ -29,7 +29,7 @@ from purereplay.learners.robust.settings import RobustSettings
 from purereplay.learners.settings import DataFacts, NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.jobs import Asks, Listed, ListedJob
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 
 _BATCHES_PER_JOB = 100
 # for Adam: the best of `crs` on a tenth of the training data of MNIST and of CIFAR-10 (docs/experiments)
@@ -257,7 +257,7 @@ class ReplayLearner(OnlineLearner):
 
     def forms(self, state: State, limits: Limits) -> Forms | None:
         memory = self.memory.forms(part(state, "memory."), limits)
-        own = with_prefix("carried.", forms_like(self.carried)) | with_prefix("memory.", memory)
+        own = prefixed("carried.", forms_like(self.carried)) | prefixed("memory.", memory)
         return (super().forms(state, limits) or {}) | own
 
     def load(self, state: State) -> None:

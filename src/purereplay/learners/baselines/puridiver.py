@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from purereplay.data.batch import Batch
-from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, n_rows, with_prefix
+from purereplay.data.forms import COUNT, FLAG, Forms, Limits, batch_forms, n_rows, prefixed
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import DataSpec, Report, Workload
 from purereplay.learners.baselines.base import common_arguments
@@ -48,9 +48,10 @@ from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Listed, ListedJob, Trained
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.losses import sample_losses
+from purereplay.nets.networks import State, part
 from purereplay.nets.steps import rows
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.technique import Step, Technique
 from purereplay.purify.gaussian_mixture import lower_probability
 
 Real = NDArray[np.float64]
@@ -109,7 +110,7 @@ class PuriDivERSettings(NetworkSettings, StrongViewSettings):
 
 
 class Scores(NamedTuple):
-    """What the network says about samples: all that the choice of the memory depends on."""
+    """Outputs of the network for samples: all that the choice of the memory depends on."""
 
     losses: Tensor  # (n,)
     features: Tensor  # (n, d)
@@ -364,7 +365,7 @@ class PuriDivER(ContinuedLearner):
         n_held = n_rows(state, "memory.labels", self.capacity)
         memory = batch_forms(n_held, self.image_shape, torch.uint8, limits)
         own = {"is_new": FLAG, "epochs_left": COUNT._replace(most=len(self.training.lrs))}
-        return (super().forms(state, limits) or {}) | own | with_prefix("memory.", memory)
+        return (super().forms(state, limits) or {}) | own | prefixed("memory.", memory)
 
     def load(self, state: State) -> None:
         super().load(state)

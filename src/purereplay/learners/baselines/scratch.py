@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from purereplay.data.batch import Batch, check_batch
-from purereplay.data.forms import COUNT, Forms, Limits, batch_forms, forms_like, n_parts, n_rows, with_prefix
+from purereplay.data.forms import COUNT, Forms, Limits, batch_forms, forms_like, n_parts, n_rows, prefixed
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import Report
 from purereplay.learners.baselines.base import Baseline
@@ -20,7 +20,7 @@ from purereplay.learners.settings import NetworkSettings, setting
 from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Listed, ListedJob
-from purereplay.nets.networks import State, part, prefixed
+from purereplay.nets.networks import State, part
 
 SCRATCH_DEMO: dict[str, Any] = {"hidden": 128}
 
@@ -141,10 +141,10 @@ class ScratchLearner(Baseline):
         n_waiting = n_parts(state, "waiting.")
         forms = {"n_done": COUNT, "n_waiting": COUNT._replace(least=n_waiting, most=n_waiting)}
         forms |= forms_like({"generator": self.generator.get_state()})
-        forms |= with_prefix("memory.", self.memory.forms(part(state, "memory."), limits))
+        forms |= prefixed("memory.", self.memory.forms(part(state, "memory."), limits))
         for i in range(n_waiting):
             n = n_rows(state, f"waiting.{i}.labels", limits.n_samples)
-            forms |= with_prefix(f"waiting.{i}.", batch_forms(n, self.image_shape, torch.uint8, limits))
+            forms |= prefixed(f"waiting.{i}.", batch_forms(n, self.image_shape, torch.uint8, limits))
         return forms
 
     def load(self, state: State) -> None:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import prefixed
 from purereplay.data.seeds import derive_seed
-from purereplay.nets.networks import Network, State, part, prefixed
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.losses import sample_losses
+from purereplay.nets.networks import Network, State, part
+from purereplay.nets.technique import Step, Technique
 
 _FIRST, _SECOND = "first.", "second."
 

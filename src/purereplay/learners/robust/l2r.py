@@ -22,9 +22,10 @@ from torch.autograd import forward_ad
 
 from purereplay.data.batch import Batch
 from purereplay.nets.draws import RandomStream, uniforms_per_key
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import State, is_trained, network_input
 from purereplay.nets.steps import rows
-from purereplay.nets.technique import Step, Technique, plain_loss, sample_losses
+from purereplay.nets.technique import Step, Technique, plain_loss
 
 
 @dataclass(frozen=True, kw_only=True)

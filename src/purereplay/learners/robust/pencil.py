@@ -25,9 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purereplay.nets.losses import sample_losses
 from purereplay.nets.networks import State
 from purereplay.nets.steps import rows
-from purereplay.nets.technique import Step, Technique, sample_losses
+from purereplay.nets.technique import Step, Technique
 
 _WHOLE_STREAM = 2**31  # steps: more than any stream has, so its single pass never ends an epoch
 START = 10.0  # initial logit of the given label; the others are 0

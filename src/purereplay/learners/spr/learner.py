@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from purereplay.data.batch import Batch, check_batch
-from purereplay.data.forms import COUNT, FLAG, MOST, Forms, Limits, forms_like, n_parts, total, with_prefix
+from purereplay.data.forms import COUNT, FLAG, MOST, Forms, Limits, forms_like, n_parts, prefixed, total
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import UserError
 from purereplay.learners.base import FilterReport, Learner, optimizer_forms
@@ -27,7 +27,7 @@ from purereplay.memory.replay import ReplayMemory
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import Classifier
 from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob, Supervised, SupervisedJob
-from purereplay.nets.networks import Head, Network, State, part, prefixed
+from purereplay.nets.networks import Head, Network, State, part
 from purereplay.purify.self_centered import select
 
 _COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
@@ -280,14 +280,14 @@ class SPR(Learner[FilterReport]):
             "n_replays": COUNT._replace(most=n_replays),
             "task_ended": FLAG,
         }
-        forms |= with_prefix("delayed.", self.delayed.forms(part(state, "delayed."), limits))
-        forms |= with_prefix("purified.", self.purified.forms(part(state, "purified."), limits))
-        forms |= with_prefix("base.", forms_like(self.base))
+        forms |= prefixed("delayed.", self.delayed.forms(part(state, "delayed."), limits))
+        forms |= prefixed("purified.", self.purified.forms(part(state, "purified."), limits))
+        forms |= prefixed("base.", forms_like(self.base))
         if total(state, "n_replays"):
-            forms |= with_prefix("optimizer.", optimizer_forms(self.base))
+            forms |= prefixed("optimizer.", optimizer_forms(self.base))
         for i in range(n_waiting):
             own = buffer_forms(part(state, f"queue.{i}."), n_done + i, self.delayed, limits)
-            forms |= with_prefix(f"queue.{i}.", own)
+            forms |= prefixed(f"queue.{i}.", own)
         return forms
 
     def load(self, state: State) -> None:

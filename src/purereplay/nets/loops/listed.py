@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import prefixed
 from purereplay.nets.augment import cutmix, shifted_and_flipped
 from purereplay.nets.device import Precision
 from purereplay.nets.draws import RandomStream, uniforms_per_key
 from purereplay.nets.jobs import ListedJob, Trained
 from purereplay.nets.loops.base import capture, joined_pool, network_bytes, tf32
-from purereplay.nets.networks import is_trained, network_input, prefixed, stack, unstack
+from purereplay.nets.networks import is_trained, network_input, stack, unstack
 from purereplay.nets.steps import rows
 from purereplay.nets.technique import Step, plain_loss
 

@@ -135,8 +135,8 @@ def _as_tensor(samples: Tensor | NDArray[np.generic]) -> Tensor:
 
 def _fit_images(images: Tensor, seed: int) -> dict[str, Tensor]:
     if len(images) > N_FITTED:
-        dice = np.random.default_rng(derive_seed(seed, "fitted images"))
-        images = images[torch.from_numpy(np.sort(dice.choice(len(images), N_FITTED, replace=False)))]
+        rng = np.random.default_rng(derive_seed(seed, "fitted images"))
+        images = images[torch.from_numpy(np.sort(rng.choice(len(images), N_FITTED, replace=False)))]
     pixels = patches.shrunk(images)
     generator = torch.Generator().manual_seed(derive_seed(seed, "patches"))
     filters, offset = patches.make_filters(pixels, patches.patch_size(pixels), generator)
@@ -181,8 +181,8 @@ def _fit_vectors(vectors: Tensor, seed: int) -> dict[str, Tensor]:
     if values.shape[1] > N_DIRECTIONS:
         rows = torch.arange(len(values))
         if len(values) > N_FITTED:
-            dice = np.random.default_rng(derive_seed(seed, "fitted vectors"))
-            rows = torch.from_numpy(np.sort(dice.choice(len(values), N_FITTED, replace=False)))
+            rng = np.random.default_rng(derive_seed(seed, "fitted vectors"))
+            rows = torch.from_numpy(np.sort(rng.choice(len(values), N_FITTED, replace=False)))
         x = ((values[rows] - found["mean"]) / scale).clamp(-CLIP, CLIP)
         _, directions = _main_directions(x, min(N_DIRECTIONS, max(1, len(values) // _VECTORS_A_DIRECTION)))
         found["directions"] = directions.float()

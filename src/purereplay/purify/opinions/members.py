@@ -97,8 +97,8 @@ def fitted_rows(n: int, seed: int) -> Whole:
     """Return the ascending rows that models are fitted on."""
     if n <= MOST_FITTED:
         return np.arange(n)
-    dice = np.random.default_rng(derive_seed(seed, "fitted rows"))
-    return np.sort(dice.choice(n, MOST_FITTED, replace=False))
+    rng = np.random.default_rng(derive_seed(seed, "fitted rows"))
+    return np.sort(rng.choice(n, MOST_FITTED, replace=False))
 
 
 def load_member(kind: str, tensors: dict[str, Tensor], n_features: int, n_classes: int) -> Member:

@@ -92,8 +92,8 @@ class KernelRidge:
     @classmethod
     def fit(cls, features: Real32, labels: Whole, weights: Real32, n_classes: int, seed: int) -> tuple[Self, Real]:
         """Return the model, and scores without the sample."""
-        dice = np.random.default_rng(derive_seed(seed, "landmarks"))
-        order = dice.permutation(len(features))
+        rng = np.random.default_rng(derive_seed(seed, "landmarks"))
+        order = rng.permutation(len(features))
         landmarks = features[np.sort(order[:N_LANDMARKS])]
         unit = _median_distance(landmarks)
         some = np.sort(order[:_N_TRIED])

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import prefixed
 from purereplay.nets.loops.cuda.linear import CudaMLP, read_flat, write_flat
 from purereplay.nets.loops.cuda.parameters import Parameters
 from purereplay.nets.loops.cuda.resnet import CudaResNet
-from purereplay.nets.networks import BACKBONE, State, part, prefixed
+from purereplay.nets.networks import BACKBONE, State, part
 
 
 class MovingAverage:

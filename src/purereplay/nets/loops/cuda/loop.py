@@ -15,6 +15,7 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor
 
+from purereplay.data.forms import prefixed
 from purereplay.nets.draws import RandomStream
 from purereplay.nets.jobs import (
     Contrastive,
@@ -48,18 +49,7 @@ from purereplay.nets.loops.cuda.linear import (
 from purereplay.nets.loops.cuda.parameters import BETA1, BETA2, Parameters
 from purereplay.nets.loops.cuda.resnet import CudaResNet
 from purereplay.nets.loops.cuda.view_kernels import draws_kernel, views_kernel
-from purereplay.nets.networks import (
-    BACKBONE,
-    CLASSES,
-    HEAD,
-    MLP,
-    Backbone,
-    State,
-    is_trained,
-    part,
-    prefixed,
-    stack,
-)
+from purereplay.nets.networks import BACKBONE, CLASSES, HEAD, MLP, Backbone, State, is_trained, part, stack
 from purereplay.nets.resnet import ResNet18
 from purereplay.nets.steps import draw_rows, lr_at
 from purereplay.nets.views import TRIES, Views
@@ -130,8 +120,8 @@ class CudaLoop:
         self.steps_per_epoch, self.n_images = job.steps_per_epoch, job.images.shape[0]
         self.n_replay = job.n_replay
         self.n_rows = n_rows(job)
-        shapes = prefixed_shapes(BACKBONE, backbone_shapes(network.backbone))
-        shapes |= prefixed_shapes(HEAD, head_shapes(network.head, network.backbone.n_features))
+        shapes = prefixed(BACKBONE, backbone_shapes(network.backbone))
+        shapes |= prefixed(HEAD, head_shapes(network.head, network.backbone.n_features))
         self.heads = [HEAD]  # prefixes of the layers above the features
         if network.n_classes:
             shapes |= linear_shapes([(CLASSES.rstrip("."), network.backbone.n_features, network.n_classes)])
@@ -345,10 +335,6 @@ def draw_views(views: Views, n_views: int, keys: Tensor, steps: Tensor) -> tuple
         num_warps=4,
     )
     return box, colour
-
-
-def prefixed_shapes(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {prefix + name: shape for name, shape in shapes.items()}
 
 
 def of_network(state: State, k: int) -> State:

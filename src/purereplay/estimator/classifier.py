@@ -39,16 +39,16 @@ from purereplay.data.labels import LabelBook, in_order, label_array, label_to_js
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, InputTypeError, UserError
+from purereplay.estimator.progress_line import ProgressLine
+from purereplay.estimator.saved import check_facts, check_options, read_saved_labels, with_learner
+from purereplay.estimator.turns import Turns
 from purereplay.learners import full_memory, own_data
 from purereplay.learners.base import DataSpec
 from purereplay.learners.full_memory import FullMemory
-from purereplay.learners.progress_line import ProgressLine
 from purereplay.learners.recorded import RecordedLearner, Scale
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
-from purereplay.learners.saved import check_facts, check_options, read_saved_labels, with_learner
 from purereplay.learners.settings import DataFacts, from_json
 from purereplay.learners.spr.settings import SprSettings
-from purereplay.learners.turns import Turns
 from purereplay.nets.device import pick_device, pick_precision
 from purereplay.nets.engine import Engine, TrainingProgress
 from purereplay.nets.inference import Classifier, grad_mode_kept
@@ -131,11 +131,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     and "pure-replay" have a memory of fixed size: samples wait in delayed buffers, a filter scores each full buffer,
     and the classifier is trained on a buffer of samples that pass.
 
-    Threads may share a classifier. They learn one at a time. Predictions beside learning do not wait: they come from
-    the last classifier that was trained to its end.
+    Threads may share a classifier. They learn one at a time. Predictions do not wait while another thread
+    learns: they come from the last classifier that was trained to its end.
 
     Every method may be interrupted at any moment, and called again. `fit` then leaves the classifier as it was. If
-    `partial_fit` had taken its samples, which `n_seen_` tells, the next call continues with them.
+    `partial_fit` has already stored its samples (see `n_seen_`), the next call continues with them.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             Columns in the order of `classes_`. While no sample has passed the filter: relative frequencies of the
             given labels.
         """
-        scores = self._scores(X)
+        scores, _ = self._answer(X)
         powers = np.exp(scores - scores.max(1, keepdims=True))
         shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
         return shares
@@ -715,10 +715,6 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             is_vectors=recorded.is_vectors,
             feature_names=getattr(self, "feature_names_in_", None),
         )
-
-    def _scores(self, X: Any) -> NDArray[np.float64]:
-        """Return logarithms of probabilities up to a constant, (n, n_classes)."""
-        return self._answer(X)[0]
 
     def _answer(self, X: Any) -> tuple[NDArray[np.float64], _View]:
         """Return logarithms of probabilities up to a constant, (n, n_classes), and the view that gave them."""
