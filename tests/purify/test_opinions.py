@@ -277,6 +277,23 @@ def test_wrong_labels_of_few_images_are_found(n):
     assert abs(found.noise.overall.rate - (labels != true).mean()) < 0.1
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_many_labels_of_a_few_samples_do_not_hide_the_noise_of_the_others(seed):
+    """Twenty labels of three images of any digit; without them 20 % of the other labels are found to be wrong."""
+    X, true = load_digits(return_X_y=True)
+    rng = np.random.default_rng(seed)
+    usual, other = np.flatnonzero(true < 3)[:200], rng.choice(np.flatnonzero(true > 2), 60, replace=False)
+    wrong = rng.random(200) < 0.2
+    labels = np.concatenate([(true[usual] + wrong) % 3, 3 + np.repeat(np.arange(20), 3)]).astype(np.int64)
+    rows = np.concatenate([usual, other])
+    found = judge_labels(FeatureMap.fit(X[rows]).transform(X[rows]), labels, 23)
+    assert (~found.accepted[:200])[wrong].mean() > 0.8 and found.accepted[:200][~wrong].mean() > 0.98
+    assert (
+        found.accepted[200:].mean() > 0.8 and found.noise.overall.low <= wrong.sum() / 260 <= found.noise.overall.high
+    )
+    np.testing.assert_allclose(found.noise_matrix.sum(1), 1)
+
+
 def test_rounding_does_not_move_the_estimated_noise():
     """Few samples hardly tell noise from soft opinions, so the likelihood is almost flat between them."""
     features, labels, _ = few_images(100)

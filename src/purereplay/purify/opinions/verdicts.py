@@ -25,6 +25,7 @@ from purereplay.purify.opinions.members import fit_members, fitted_rows, kinds_f
 from purereplay.purify.opinions.pool import Fit, fit_pool, posterior
 
 LEAST_OF_CLASS = 3  # samples of a label below which nothing can be said about them
+LEAST_OF_FIT = 6  # the same for the estimate of the noise
 _ROUNDS = 2
 _LEAST_WEIGHT = 0.01  # of a sample in the second round
 _AMBIGUITY = 0.15  # share of the ambiguity that widens an interval
@@ -68,7 +69,7 @@ def judge_labels(
     """
     features, labels, believed = _checked(features, labels, n_classes, trusted)
     present, numbers = np.unique(labels, return_inverse=True)
-    before = None if given is None else _numbered(_checked(features, given, n_classes, None)[1], present, numbers)
+    given = None if given is None else _checked(features, given, n_classes, None)[1]
     n, k = len(labels), len(present)
     if k < 2:
         return _nothing_to_compare(labels, n_classes, believed)
@@ -81,20 +82,30 @@ def judge_labels(
             watch(f"opinions: {name}", done, _ROUNDS * len(kinds))
         done += 1
 
-    rows = fitted_rows(n, derive_seed(seed, "pool"))
-
-    def in_pool(number: int, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
+    def in_pool(number: int, part: Mask, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
+        """Fit members and pool on some samples; returns the pooled opinion on them, of the labels that they have."""
         own = derive_seed(seed, "round", number)
-        scores = fit_members(features, numbers, weights, k, kinds, seed=own, step=step).scores
-        own_given = None if before is None else before[rows]
-        fit = fit_pool([part[rows] for part in scores], numbers[rows], believed[rows], noise, own_given)
+        own_present, own_numbers = np.unique(labels[part], return_inverse=True)
+        scores = fit_members(
+            features[part], own_numbers, weights[part], len(own_present), kinds, seed=own, step=step
+        ).scores
+        rows = fitted_rows(len(own_numbers), derive_seed(seed, "pool"))
+        before = None if given is None else _numbered(given[part], own_present, own_numbers)[rows]
+        fit = fit_pool([own[rows] for own in scores], own_numbers[rows], believed[part][rows], noise, before)
         return fit, fit.pool.probabilities(scores)
 
-    first, pooled = in_pool(0, np.ones(n), None)
-    told = posterior(pooled, first.noise, numbers, believed)
-    weights = np.where(believed, 1.0, np.maximum(told[np.arange(n), numbers], _LEAST_WEIGHT))
-    second, pooled = in_pool(1, weights, first.noise)
-    after = posterior(pooled, first.noise, numbers, believed)
+    common = _of_common_labels(numbers, k)
+    first, pooled = in_pool(0, common, np.ones(n), None)
+    rate, noise = _widened_noise(first.noise, numbers, common, k)
+    told = np.zeros((n, k))
+    told[np.ix_(common, np.unique(numbers[common]))] = posterior(
+        pooled, first.noise, np.unique(numbers[common], return_inverse=True)[1], believed[common]
+    )
+    own_chance = np.where(common, told[np.arange(n), numbers], 1 - rate)
+    weights = np.where(believed, 1.0, np.maximum(own_chance, _LEAST_WEIGHT))
+    second, pooled = in_pool(1, np.ones(n, dtype=bool), weights, noise)
+    after = posterior(pooled, noise, numbers, believed)
+    told[~common] = after[~common]
     if watch:
         watch("opinions", done, done)
     return _verdicts(
@@ -103,11 +114,39 @@ def judge_labels(
         present,
         n_classes,
         dict(zip(kinds, second.pool.weights, strict=True)),
-        first.noise,
+        noise,
         pooled,
         told,
         after,
     )
+
+
+def _of_common_labels(numbers: Whole, k: int) -> Mask:
+    """Return the samples by which the noise is estimated: those of labels with enough samples, if they are most.
+
+    Many labels of a few samples each, which no feature tells apart, would hide the noise of the others.
+    """
+    is_common = np.bincount(numbers, minlength=k) >= LEAST_OF_FIT
+    found: Mask = is_common[numbers]
+    return found if is_common.sum() >= 2 and 2 * found.sum() >= len(numbers) else np.ones(len(numbers), dtype=bool)
+
+
+def _widened_noise(noise: Real, numbers: Whole, common: Mask, k: int) -> tuple[float, Real]:
+    """Return the noise rate, and the noise matrix of all k labels from that of the common ones.
+
+    A wrong label is a rare one as often as its number of samples says.
+    """
+    sizes = np.bincount(numbers, minlength=k) / len(numbers)
+    classes = np.unique(numbers[common])
+    rate = float(np.average(1 - noise.diagonal(), weights=sizes[classes]))
+    if len(classes) == k:
+        return rate, noise
+    found = np.tile(rate * sizes, (k, 1))
+    np.fill_diagonal(found, 0)
+    np.fill_diagonal(found, 1 - found.sum(1))
+    to_rare = rate * (1 - sizes[classes].sum())
+    found[np.ix_(classes, classes)] = noise * (1 - to_rare)
+    return rate, found
 
 
 def _verdicts(
