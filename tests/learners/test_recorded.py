@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from purereplay.data.scale import Scale, fit_scale
 from purereplay.learners.base import DataSpec
 from purereplay.learners.pure_replay import PureReplaySettings
 from purereplay.learners.pure_replay import build as build_pure_replay
-from purereplay.learners.recorded import SAMPLE_SIZE, RecordedLearner, Scale, fit_scale
+from purereplay.learners.recorded import SAMPLE_SIZE, RecordedLearner
 from purereplay.learners.spr.build import build_spr
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine

@@ -38,6 +38,7 @@ from purereplay.data.files import write_whole
 from purereplay.data.labels import LabelBook, in_order, label_array, label_to_json, read_labels
 from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
+from purereplay.data.scale import Scale
 from purereplay.errors import InputError, InputTypeError, UserError
 from purereplay.estimator.progress_line import ProgressLine
 from purereplay.estimator.saved import check_facts, check_options, read_saved_labels, with_learner
@@ -45,7 +46,7 @@ from purereplay.estimator.turns import Turns
 from purereplay.learners import full_memory, own_data
 from purereplay.learners.base import DataSpec
 from purereplay.learners.full_memory import FullMemory
-from purereplay.learners.recorded import RecordedLearner, Scale
+from purereplay.learners.recorded import RecordedLearner
 from purereplay.learners.renamed import upgrade, upgrade_names, upgrade_preset
 from purereplay.learners.settings import DataFacts, from_json
 from purereplay.learners.spr.settings import SprSettings

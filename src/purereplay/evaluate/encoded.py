@@ -19,8 +19,8 @@ from purereplay.data.encoders import CheckedEncoder, EncoderFacts, as_encoder, c
 from purereplay.data.encoders.arrays import embedded
 from purereplay.data.features import write_rows
 from purereplay.data.progress import Progress
+from purereplay.data.scale import fit_scale
 from purereplay.errors import InputError, UserError
-from purereplay.learners.recorded import fit_scale
 
 _named: dict[str, CheckedEncoder] = {}  # encoders that the user of this process has named, by digest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from purereplay.data.batch import Batch
 from purereplay.data.forms import MOST, Form, Forms, Limits, batch_forms, check_forms, n_rows, prefixed, total
+from purereplay.data.scale import Scale, fit_scale
 from purereplay.data.seeds import derive_seed
 from purereplay.learners.base import FilterReport
 from purereplay.learners.spr.learner import SPR
@@ -30,34 +31,7 @@ from purereplay.purify.noise_rate import NoiseTable, noise_rates
 
 SAMPLE_SIZE = 2000  # scored samples kept for the noise estimate
 _SAMPLE_BYTES = 2**26  # memory limit for them, but at least 200 are kept
-_CLIP = 10.0  # standard deviations; values beyond are clipped
 _LEAST_STD = 5e-324  # the least positive number
-
-
-class Scale(NamedTuple):
-    """Mean and standard deviation of feature vectors, float64 (D, 1, 1) each."""
-
-    mean: Tensor
-    std: Tensor  # 1 for a constant feature
-
-    def apply(self, vectors: Tensor) -> Tensor:
-        """Return standardised vectors, float32, clipped to ±10."""
-        return ((vectors - self.mean) / self.std).clamp(-_CLIP, _CLIP).float()
-
-    def undo(self, vectors: Tensor) -> Tensor:
-        """Return vectors on their original scale, float64."""
-        return vectors.double() * self.std + self.mean
-
-
-def fit_scale(vectors: Tensor) -> Scale:
-    """Return the scale of vectors float64 (n, D, 1, 1)."""
-    largest = vectors.abs().amax(0)
-    # the squares of numbers below 1e-154 are 0, so the deviation is taken in units of a power of 2, which is exact
-    unit = torch.where(largest > 0, largest / torch.frexp(largest).mantissa, 1.0)
-    std = (vectors / unit).std(0, correction=0) * unit
-    # rounding in the mean may give a constant feature a tiny deviation
-    constant = std <= 1e-12 * largest
-    return Scale(vectors.mean(0), torch.where(constant, 1.0, std))
 
 
 class RecordedLearner:

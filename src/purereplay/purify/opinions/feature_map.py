@@ -20,6 +20,7 @@ from torch import Tensor
 
 from purereplay.data.forms import Form, Forms, check_forms
 from purereplay.data.progress import Progress
+from purereplay.data.scale import CLIP, fit_scale
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import InputError
 from purereplay.purify import patches
@@ -31,7 +32,6 @@ _IMAGES_A_DIRECTION = 3
 # of vectors; results/encoders/main-directions.jsonl has the gain: AUROC 0.98 instead of 0.67 with 500 samples
 _VECTORS_A_DIRECTION = 10
 _WHITENING = 0.5  # 0: main directions unchanged, 1: all of unit variance
-CLIP = 10.0  # standard deviations
 _ROWS_AT_ONCE = 500  # fixed, so that a sample's features do not depend on the number of samples
 
 Real32 = NDArray[np.float32]
@@ -171,19 +171,14 @@ def _main_directions(x: Tensor, n_directions: int) -> tuple[Tensor, Tensor]:
 
 def _fit_vectors(vectors: Tensor, seed: int) -> dict[str, Tensor]:
     values = vectors.double()
-    largest = values.abs().amax(0)
-    # squares of numbers below 1e-154 are 0, so the deviation is taken in units of a power of 2, which is exact
-    unit = torch.where(largest > 0, largest / torch.frexp(largest).mantissa, 1.0)
-    deviation = (values / unit).std(0, correction=0) * unit
-    constant = deviation <= 1e-12 * largest  # rounding in the mean may give a constant feature a tiny deviation
-    scale = torch.where(constant, 1.0, deviation)
-    found = {"mean": values.mean(0), "scale": scale, "n_fitted": torch.tensor(len(values))}
+    mean, scale = fit_scale(values)
+    found = {"mean": mean, "scale": scale, "n_fitted": torch.tensor(len(values))}
     if values.shape[1] > N_DIRECTIONS:
         rows = torch.arange(len(values))
         if len(values) > N_FITTED:
             rng = np.random.default_rng(derive_seed(seed, "fitted vectors"))
             rows = torch.from_numpy(np.sort(rng.choice(len(values), N_FITTED, replace=False)))
-        x = ((values[rows] - found["mean"]) / scale).clamp(-CLIP, CLIP)
+        x = ((values[rows] - mean) / scale).clamp(-CLIP, CLIP)
         _, directions = _main_directions(x, min(N_DIRECTIONS, max(1, len(values) // _VECTORS_A_DIRECTION)))
         found["directions"] = directions.float()
     return found
