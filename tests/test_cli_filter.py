@@ -59,6 +59,7 @@ def test_features_in_probabilities_out(tmp_path: Path):
     done = run(tmp_path / "features.npz", "--out", tmp_path / "scores.csv", "--seed", "3", "--block-size", "40")
     assert done.returncode == 0, done.stderr
     assert "300 samples with 8 features each" in done.stdout and "scores.csv" in done.stdout
+    assert "It is not calibrated" in done.stdout
     assert "5, 1 of them with fewer than 4 samples (drop)" in done.stdout and "scored in blocks" in done.stdout
     expected = SelfCenteredFilter(seed=3, block_size=40).fit(features, labels)
     rows = rows_of(tmp_path / "scores.csv")
@@ -146,6 +147,7 @@ def test_errors_are_one_sentence_and_leave_nothing_behind(
 def test_help_has_examples():
     done = run("--help")
     assert done.returncode == 0 and "Examples" in done.stdout and "high = clean" in done.stdout
+    assert "not calibrated" in " ".join(done.stdout.split())
     assert "--columns" in done.stdout and "--features" not in done.stdout
 
 

@@ -67,7 +67,8 @@ def filter_(
 
     An npz file holds arrays features (n, d), labels (n,) and optionally ids (n,). A table needs a header and a column
     label, and may have a column id; all other columns are features. Writes one row per sample: id (or row), label,
-    clean_probability, centrality, selected, preparation. See docs/filter.md.
+    clean_probability, centrality, selected, preparation. The clean probability sorts samples; it is not calibrated and
+    does not tell the share of wrong labels. See docs/filter.md.
 
     Examples:
 

@@ -81,6 +81,7 @@ def show_summary(destination: Path, sample_filter: SelfCenteredFilter, started: 
     shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
     shown.add_row("time", duration(time.monotonic() - started))
     out.print(shown)
+    out.print("Sort by the clean probability. It is not calibrated: without wrong labels its mean is about 50 %.")
     out.print(f"in [bold]{escaped(destination)}[/bold]")
 
 
