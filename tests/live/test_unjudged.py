@@ -15,6 +15,7 @@ from purereplay.live.judgements import judgements
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
+from purereplay.report.live import show_audit, show_status
 from purereplay.report.page import Extent
 from purereplay.report.state_report import write_state_report
 from purereplay.report.watching import _state
@@ -54,7 +55,7 @@ def test_they_are_neither_accepted_nor_rejected(state):
         assert told["r0"] == ("unjudged", None) and told["s0"][1] is not None
         facts = Facts("onnx", "", [], found, store.image_settings, None, None, None, "")  # type: ignore[arg-type]
         card = _data(facts)
-    assert "Judged: 40." in card and "Not judged, since too few images have the label: 2." in card
+    assert "Judged: 40." in card and "Not judged: 2, since too few samples have the label." in card
     assert ("could not be judged", "2") in _state(state).rows
 
 
@@ -140,6 +141,29 @@ def test_the_report_shows_them_apart(state):
     assert "could not be judged" in text and "Not judged, since too few samples" in text
     assert text.count("rare, not judged") >= 2 and "rare, clean with" not in text
     assert "among the scored samples" not in text and "Purified buffer" not in text  # full-memory has none
+
+
+def test_the_reason_is_named_if_all_samples_have_the_same_label(tmp_path, small_features, capsys):
+    with tiny(tmp_path / "state", "full-memory") as session:
+        session.take(items(0, 30, n_labels=1))
+        session.work(rest=True)
+        found = status(session.store)
+        assert found["unjudged"] == 30
+        show_status(found, "table")
+        reasons = {verdict.reason for verdict in judgements(session.store, 0, 100)}
+    said = "all samples have the same label: add samples of another label"
+    assert said in capsys.readouterr().out
+    assert reasons == {"not judged: all samples had the same label when all were judged"}
+    with Store.reading(tmp_path / "state") as store:
+        show_audit(tmp_path / "audit.csv", audit(store, ENGINE, tmp_path / "audit.csv"))
+    assert f"could not be judged: 30, since {said}" in " ".join(capsys.readouterr().out.split())
+    write_state_report(tmp_path / "state", ENGINE, tmp_path / "report.html", Extent(9, 0), lambda *values: None)
+    assert (tmp_path / "report.html").read_text().count(said) == 2
+    with tiny(tmp_path / "state") as session:
+        session.take(rare(0, 2))
+        session.work(rest=True)
+        found = status(session.store)
+    assert found["unjudged"] == 2 and found["unjudged_reason"] == "too few samples have the label"
 
 
 def test_a_label_with_few_samples_in_a_buffer(tmp_path):

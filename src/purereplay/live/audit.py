@@ -26,7 +26,7 @@ from purereplay.data.text import spreadsheet_safe
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, Estimate, read_noise, unjudged
+from purereplay.live.verdicts import ALL, Estimate, read_noise, unjudged, why_unjudged
 from purereplay.nets.engine import Engine
 
 _CHUNK = 500  # samples
@@ -53,8 +53,8 @@ class Line(NamedTuple):
     id: str  # with which it was added, or the path that its file was moved to
     given_label: str
     clean_probability: float | None  # high = clean; 1 if a person has checked the label; None: not judged
-    # accepted or rejected, which spr and pure-replay draw; unjudged: too few samples have the label; corrected or
-    # confirmed by a person
+    # accepted or rejected, which spr and pure-replay draw; unjudged: too few samples have the label, or all have it;
+    # corrected or confirmed by a person
     decision: str
     likely_other_label: str | None  # None: the given label is the most likely one, or there is no classifier yet
     likely_other_probability: float | None
@@ -75,7 +75,8 @@ class Audited(NamedTuple):
     scored: int
     rejected: int
     disputed: int  # rejected, and another label is more likely
-    unjudged: int  # too few samples have the label
+    unjudged: int
+    unjudged_reason: str | None  # why; None: all could be judged
     noise: Estimate | None  # share of wrong labels; None: unknown
 
 
@@ -109,7 +110,8 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
         with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
             write(file, counted())
         noise = read_noise(store).get((ALL, ALL))
-        return Audited(counts["scored"], counts["rejected"], counts["disputed"], counts["unjudged"], noise)
+        reason = why_unjudged(store) if counts["unjudged"] else None
+        return Audited(counts["scored"], counts["rejected"], counts["disputed"], counts["unjudged"], reason, noise)
 
     return with_current(store, use)
 

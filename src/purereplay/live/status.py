@@ -10,7 +10,7 @@ from purereplay.live.images import Shape
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.settings import StateSettings, buffer_sizes
 from purereplay.live.store import REJECTED, Store
-from purereplay.live.verdicts import ALL, last_revision, read_noise, unjudged
+from purereplay.live.verdicts import ALL, last_revision, read_noise, unjudged, why_unjudged
 
 
 class ClassStatus(TypedDict):
@@ -42,7 +42,8 @@ class Status(TypedDict):
     waiting: int
     accepted: int  # with those that a person has corrected
     rejected: int
-    unjudged: int  # scored, but too few samples have the label; neither accepted nor rejected
+    unjudged: int  # scored, but nothing could be said of the label; neither accepted nor rejected
+    unjudged_reason: str | None  # why; None: all could be judged
     buffers: int
     delayed_size: int | None  # None: the learner full-memory has no buffers
     purified: int  # samples that teach the classifier
@@ -87,6 +88,7 @@ def status(store: Store) -> Status:
             "accepted": scored - n_rejected - n_unjudged,
             "rejected": n_rejected,
             "unjudged": n_unjudged,
+            "unjudged_reason": why_unjudged(store) if n_unjudged else None,
             "buffers": count("SELECT coalesce(max(buffer) + 1, 0) FROM decisions") if delayed_size else 0,
             "delayed_size": delayed_size,
             "purified": count("SELECT count(*) FROM purified"),

@@ -324,7 +324,7 @@ def show_audit(path: Path, done: Audited) -> None:
     )
     out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
     if done.unjudged:
-        out.print(f"could not be judged, since too few samples have the label: {done.unjudged:,}; they come last")
+        out.print(f"could not be judged: {done.unjudged:,}, since {done.unjudged_reason}; they come last")
     if done.noise is not None:
         out.print(f"estimated share of wrong labels: {_share(done.noise)}; `status` lists it by label and by pair")
 
@@ -447,7 +447,7 @@ def _add_memory_rows(table: Table, status: Status) -> None:
 
 def _add_unjudged(table: Table, status: Status) -> None:
     if status["unjudged"]:
-        table.add_row("could not be judged", f"{status['unjudged']:,}: too few samples have the label")
+        table.add_row("could not be judged", f"{status['unjudged']:,}: {status['unjudged_reason']}")
 
 
 def _summary(status: Status) -> Table:

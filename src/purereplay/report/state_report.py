@@ -80,7 +80,7 @@ def _parts(
             _noise_section(names, overall, by_label, full=full), _purified_section(store, names, facts, full=full)
         ),
         _opinions_section(store) if full else _histogram_section(store, verdicts, names, extent.n_fixed, progress),
-        *_galleries(store, verdicts, names, extent.n_images, progress, full=full),
+        *_galleries(store, verdicts, names, facts, extent.n_images, progress),
         _facts_section(store, facts),
     ]
 
@@ -97,8 +97,8 @@ def _headline(facts: Status, noise: NoiseRate | None) -> str:
         (f"{facts['purified']:,}", place, size),
         (f"{facts['corrected']:,}", "labels by people", f"{facts['corrected_in_purified']:,} {place}"),
     ]
-    if facts["unjudged"]:
-        numbers.append((f"{facts['unjudged']:,}", "could not be judged", "too few samples have the label"))
+    if facts["unjudged_reason"]:
+        numbers.append((f"{facts['unjudged']:,}", "could not be judged", facts["unjudged_reason"]))
     if noise is not None and noise.n:
         rates = f"{percent(noise.low)} to {percent(noise.high)}, of {noise.n:,} samples"
         numbers.insert(0, (percent(noise.rate), "wrong labels, estimated", rates))
@@ -211,8 +211,9 @@ def _has_patches(settings: StateSettings) -> bool:
 
 
 def _galleries(
-    store: Store, verdicts: Verdicts, names: list[str], n: int, progress: Progress, *, full: bool
+    store: Store, verdicts: Verdicts, names: list[str], facts: Status, n: int, progress: Progress
 ) -> list[str]:
+    full = facts["purified_size"] is None
     held = {position for (position,) in store.query("SELECT position FROM purified")}
     corrected = dict(store.query("SELECT position, label FROM corrections ORDER BY number"))
     is_held, by_person = (np.isin(verdicts.position, list(some)) for some in (held, corrected))
@@ -228,7 +229,7 @@ def _galleries(
             "by clean probability, highest first",
         ),
         ("Rejected, the most doubtful first", doubtful[is_rejected[doubtful]], "by clean probability, lowest first"),
-        ("Not judged, since too few samples have the label", np.flatnonzero(is_unjudged), ""),
+        (f"Not judged, since {facts['unjudged_reason']}", np.flatnonzero(is_unjudged), ""),
     ):
         shown = rows[:n]
         if not len(shown) and not order:

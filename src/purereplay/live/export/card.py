@@ -57,7 +57,7 @@ def _data(f: Facts) -> str:
     s = f.status
     rows = [[c["label"], c["samples"], c["scored"] - c["unjudged"], c["rejected"]] for c in s["classes"]]
     n_judged = s["scored"] - s["unjudged"]
-    few = f"Not judged, since too few images have the label: {s['unjudged']:,}.\n" if s["unjudged"] else ""
+    few = f"Not judged: {s['unjudged']:,}, since {s['unjudged_reason']}.\n" if s["unjudged"] else ""
     return f"""## Data
 
 {s["samples"]:,} images with given labels. Judged: {n_judged:,}. Labels rejected: {s["rejected"]:,}.
