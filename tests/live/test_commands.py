@@ -300,6 +300,20 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(photos, cli, tmp_pa
     assert done.code == 2 and "--dry-run needs a folder or a list" in done.err
 
 
+def test_the_time_of_a_dry_run_has_a_fixed_part_and_is_0_if_nothing_is_new(photos, cli, tmp_path, small_features):
+    def told() -> str:
+        text = " ".join(cli("learn", photos, "--state", tmp_path / "state", "--dry-run").out.split())
+        return re.search(r"time (.*?) Nothing was written", text)[1]
+
+    for i in range(30):
+        (photos / "ab"[i % 2] / f"{i}.png").write_bytes(png(picture(i, i % 2)))
+    assert float(re.fullmatch(r"about (\S+) s", told())[1]) > 3  # 32 images
+    cli("learn", photos, "--state", tmp_path / "state", "--hold-rest")
+    assert told().startswith("about ")  # stored, and not judged yet
+    cli("learn", photos, "--state", tmp_path / "state")
+    assert told() == "0 s, since nothing is new"
+
+
 def test_work_that_takes_long_or_much_memory_is_announced_before_it_begins(photos, cli, monkeypatch):
     monkeypatch.setattr("purereplay.live.plan._LONG", 0.0)
     monkeypatch.setattr("purereplay.live.learn._MANY", 0)

@@ -182,7 +182,8 @@ def show_plan(plan: Plan) -> None:
         if (encoder := plan.settings.encoder) is not None:
             table.add_row("encoder", Text(printable(f"{encoder.text}, {encoder.dim:,} features")))
     table.add_row("room on disk", f"{plan.n_bytes / 2**20:,.1f} MiB")
-    table.add_row("time", "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}")
+    about = "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}"
+    table.add_row("time", about if plan.seconds != 0 else "0 s, since nothing is new")
     out.print(table)
     for sentence in plan.warnings:
         _stderr.print(sentence)
