@@ -256,10 +256,10 @@ def test_lines_of_progress_where_bars_are_not_shown(photos, cli, monkeypatch, sm
     done = cli("learn", photos, "--state", state)
     lines = done.out.splitlines()
     assert "added: 10 of 32" in lines and any(re.fullmatch(r"added: 20 of 32, .* left", line) for line in lines)
-    assert any(re.fullmatch(r"judging: opinions: \w+ 3 of 6, .* left", line) for line in lines)
+    assert any(re.fullmatch(r"judging 32 samples: \d\d %, about .* left", line) for line in lines)
     (photos.parent / "fixes.csv").write_text("id,label\na/0.png,b\n")
     done = cli("correct", "--state", state, photos.parent / "fixes.csv")
-    assert done.code == 0 and "judging: features 0 of 32" in done.out
+    assert done.code == 0 and "all 32 samples are judged again" in done.out and "judging 32 samples: 0 %" in done.out
 
 
 def test_words_about_one_and_all(photos, cli, small_features):

@@ -196,7 +196,27 @@ def test_nothing_is_left_of_what_is_done():
         bars.took(LearnProgress(total=500, n_seen=n), [None] * 250)
     assert told[-1] == "added: 500 of 500"
     judging = _JudgingText()
-    assert judging("features", 5, 10).endswith(" left") and judging("features", 10, 10) == "features 10 of 10"
+    assert judging("writing", 0, None) == ("writing", 0, None) and judging("judging", 9, 9)[0] == "judging 9 of 9"
+    assert judging("features", 5, 10)[0].startswith("judging 10 samples: 12 %, about ")
+    assert judging("classifier", 3, 3)[0] == "judging 10 samples: 100 %"
+
+
+def test_the_time_left_of_judging_falls_over_all_its_stages(monkeypatch):
+    from purereplay.report import live
+
+    now, judging, shares = [0.0], live._JudgingText(), []
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    work = [("features", k, 4) for k in range(4)]
+    work += [(f"opinions: {kind}", 3 * k + i, 6) for k in (0, 1) for i, kind in enumerate(("kernel", "linear", "near"))]
+    work += [("classifier: kernel", 0, 3), ("classifier: linear", 2, 3), ("classifier", 3, 3)]
+    for name, done, total in work:
+        share = judging(name, done, total)[1]
+        shares.append(share)
+        now[0] = 100 * share + 1e-9  # the stages cost what is expected
+        if share:
+            left = re.search(r"about (.*) left", judging(name, done, total)[0])
+            assert share == 1 or left[1] == live.duration(100 * (1 - share))
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == pytest.approx(1)
 
 
 def test_durations_carry():

@@ -32,6 +32,7 @@ from purereplay.live.shapes import Chosen
 from purereplay.live.status import NoiseStatus, Status
 from purereplay.live.verdicts import Estimate
 from purereplay.nets.engine import TrainingProgress
+from purereplay.purify.opinions import JudgingShare
 from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import (
     PlainLines,
@@ -85,7 +86,8 @@ class LearnBars(LearnObserver):
         self._update_scored(progress, now)
 
     def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
-        self._update("judging", done, total, self.judging_text(work, done, total))
+        text, share, of_all = self.judging_text(work, done, total)
+        self._update("judging", share, of_all, text)
 
     def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
         self._update_scored(progress, None)
@@ -98,26 +100,41 @@ class LearnBars(LearnObserver):
         text += time_left(left, progress.n_scored, progress.n_to_score)
         self._update("scored", progress.n_scored, progress.n_to_score, text)
 
-    def _update(self, name: str, done: int, total: int | None, text: str) -> None:
+    def _update(self, name: str, done: float, total: float | None, text: str) -> None:
         if name not in self.rows:
             self.rows[name] = self.bars.add_task(name, total=total, what="")
-        self.bars.update(self.rows[name], completed=done, total=total, what=text)
-        self.lines(f"{name}: {text}")
+        self.bars.update(self.rows[name], completed=done, total=total, what=text.removeprefix(f"{name} "))
+        self.lines(_line(name, text))
+
+
+def _line(name: str, text: str) -> str:
+    return text if text.startswith(f"{name} ") else f"{name}: {text}"
 
 
 class _JudgingText:
-    """Text about judging all samples: the current work, its steps, and the time that is left of it."""
+    """Text about judging all samples: the share of all stages that is done, and the time that is left.
+
+    Other work, such as writing a file, has its own steps.
+    """
 
     def __init__(self) -> None:
-        self.phase = ("", 0.0)  # name, and when it began
+        self.share = JudgingShare()
+        self.last = ("", 0.0)  # the work, and the share of it that was done
+        self.began = 0.0  # when it began
 
-    def __call__(self, work: str, done: int, total: int | None) -> str:
-        phase, now = work.partition(":")[0], time.monotonic()
-        if phase != self.phase[0]:
-            self.phase = (phase, now)
-        left = (now - self.phase[1]) * (total - done) / done if done and total else None
-        text = work + (f" {done:,} of {total:,}" if total else "")
-        return text + time_left(left, done, total)
+    def __call__(self, work: str, done: int, total: int | None) -> tuple[str, float, float | None]:
+        """Return the text, what is done, and of how much."""
+        overall, now = self.share(work, done, total), time.monotonic()
+        name = work.partition(":")[0] if overall is None else "all stages"
+        share = overall if overall is not None else done / total if total else 0.0
+        if name != self.last[0] or share < self.last[1]:
+            self.began = now
+        self.last = (name, share)
+        left = (now - self.began) * (1 - share) / share if share else None
+        if overall is None:
+            return work + (f" {done:,} of {total:,}" if total else "") + time_left(left, done, total), done, total
+        about = "" if left is None or share >= 1 else f", about {duration(left)} left"
+        return self.share.text(share) + about, share, 1.0
 
 
 class _FileBars(LearnBars):
@@ -357,12 +374,16 @@ def settling(name: str = "judging") -> Iterator[Callable[[str, int, int | None],
     """Show a bar and what is done, such as while all samples are judged again; yields the callback that moves it."""
     with progress_bars() as bars:
         row = bars.add_task(name, total=None, what="")
-        lines, text_of = PlainLines(bars), _JudgingText()
+        lines, text_of, is_told = PlainLines(bars), _JudgingText(), name != "judging"
 
         def show(work: str, n: int, total: int | None) -> None:
-            text = text_of(work, n, total)
-            bars.update(row, completed=n, total=total, what=text)
-            lines(f"{name}: {text}")
+            nonlocal is_told
+            if not is_told and work == "features" and total:
+                bars.print(f"all {total:,} samples are judged again")
+                is_told = True
+            text, done, of_all = text_of(work, n, total)
+            bars.update(row, completed=done, total=of_all, what=text.removeprefix(f"{name} "))
+            lines(_line(name, text))
 
         yield show
 
