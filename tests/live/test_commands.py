@@ -232,6 +232,20 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
 
 
+def test_a_list_with_another_root_names_ten_files_and_where_they_were_looked_for(photos, cli, tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"b/{i}.png,b\n" for i in range(100, 115)))
+    done = cli("learn", tmp_path / "list.csv", "--state", tmp_path / "state")
+    *named, more, where, last = done.err.splitlines()
+    assert done.code == 2 and named == [f"b/{i}.png was not found in {tmp_path}" for i in range(100, 110)]
+    assert more == "… and 5 more" and last == "purereplay: All 15 items were refused."
+    assert where.startswith(f"paths are relative to {tmp_path}, the folder of the list")
+    assert where.endswith("choose another with --root")
+    done = cli("learn", tmp_path / "list.csv", "--root", photos, "--state", tmp_path / "state")
+    assert f"paths are relative to {photos}, the folder of" in done.err
+    done = cli("correct", tmp_path / "list.csv", "--state", tmp_path / "state")
+    assert "paths are relative" not in done.err
+
+
 def test_files_that_are_no_images_are_named_and_no_error(photos, cli):
     (photos / "a" / "Thumbs.db").write_bytes(b"x")
     (photos / "readme.txt").write_bytes(b"x")

@@ -21,6 +21,7 @@ from purereplay.data.csv_files import BadRow, open_csv
 from purereplay.errors import UserError
 from purereplay.live.items import Item, Offer, Refusal, Refused, checked_id, checked_label, short
 
+NOT_FOUND = "was not found in "  # begins the reason for refusing a path; the folder follows
 MAX_LINE = 16 * 2**20  # bytes of a JSON line
 _OPTIONAL = ("id", "image")  # columns that are read if they are there
 
@@ -138,6 +139,8 @@ def within(path: object, root: Path) -> tuple[Path, Path]:
     try:
         found, real_root = (root / path).resolve(strict=True), root.resolve()
         inside = found.is_relative_to(real_root)
+    except FileNotFoundError:
+        raise Refused(f"{NOT_FOUND}{root}") from None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise Refused(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not inside:

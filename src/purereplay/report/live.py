@@ -25,6 +25,7 @@ from purereplay.live.export.exporter import Exported
 from purereplay.live.full_memory import Judged
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
+from purereplay.live.lists import NOT_FOUND
 from purereplay.live.memory_settings import FullMemorySettings
 from purereplay.live.plan import Plan
 from purereplay.live.predict import Prediction
@@ -49,6 +50,7 @@ from purereplay.report.terminal import (
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
 _PAIRS = 10  # of labels, in `status`
+_REFUSED = 10  # items that are named
 Measured = dict[str, float]
 
 
@@ -66,6 +68,9 @@ class LearnBars(LearnObserver):
 
     def should_stop(self) -> bool:
         return bool(self.interrupted)
+
+    def end(self) -> None:
+        """Print what is left to be said, after everything else."""
 
     def chose(self, chosen: Chosen) -> None:
         if chosen.resizes:
@@ -138,11 +143,18 @@ class _JudgingText:
 
 
 class _FileBars(LearnBars):
-    """Bars of `learn` that also name refused items on standard error; a pipe names them in its answers."""
+    """Bars of `learn` that also name the first refused items on standard error; a pipe names them in its answers."""
+
+    def __init__(self, bars: Bars, interrupted: list[bool], write: Callable[[Measured, int], None]) -> None:
+        super().__init__(bars, interrupted, write)
+        self.refused = RefusedLines()
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
-        show_refused(outcomes)
+        self.refused(outcomes)
         super().took(progress, outcomes)
+
+    def end(self) -> None:
+        self.refused.end()
 
 
 @contextmanager
@@ -152,9 +164,11 @@ def learning(*, is_pipe: bool, state: Path, log: str | None = None) -> Iterator[
     log_to(_stderr if is_pipe else out)
     with progress_bars(disable=is_pipe) as bars, interruptible() as interrupted:
         kind = LearnBars if is_pipe else _FileBars
+        observer = kind(bars, interrupted, lambda values, step: sinks.write(state, values, step))
         try:
-            yield kind(bars, interrupted, lambda values, step: sinks.write(state, values, step))
+            yield observer
         finally:
+            observer.end()
             sinks.close()
 
 
@@ -267,11 +281,40 @@ def _share(noise: Estimate) -> str:
     return f"{percent(noise.rate)} ({percent(noise.low)} to {percent(noise.high)})"
 
 
-def show_refused(outcomes: list[Outcome]) -> None:
-    """Name refused items on standard error, one per line."""
-    for outcome in outcomes:
-        if outcome.error is not None:
-            sys.stderr.write(printable(outcome.sentence) + "\n")
+class RefusedLines:
+    """Names the first refused items on standard error, one per line, and counts the others."""
+
+    def __init__(self) -> None:
+        self.n = 0  # refused items
+        self.root: str | None = None  # folder in which files of a list were not found; None: all were
+
+    def __call__(self, outcomes: Iterable[Outcome]) -> None:
+        """Take note of items."""
+        for outcome in outcomes:
+            if outcome.error is None:
+                continue
+            self.n += 1
+            if outcome.error.startswith(NOT_FOUND):
+                self.root = outcome.error.removeprefix(NOT_FOUND)
+            if self.n <= _REFUSED:
+                sys.stderr.write(printable(outcome.sentence) + "\n")
+
+    def end(self) -> None:
+        """Print how many more were refused, and where files of a list were looked for."""
+        if self.n > _REFUSED:
+            sys.stderr.write(f"… and {self.n - _REFUSED:,} more\n")
+        if self.root is not None:
+            folder = "the folder of the list, or that of --root"
+            sys.stderr.write(
+                printable(f"paths are relative to {self.root}, {folder}: choose another with --root") + "\n"
+            )
+
+
+def show_refused(outcomes: Iterable[Outcome]) -> None:
+    """Name the first refused items on standard error, one per line, and the number of the others."""
+    lines = RefusedLines()
+    lines(outcomes)
+    lines.end()
 
 
 def preparing() -> AbstractContextManager[object]:
