@@ -299,11 +299,13 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(photos, cli, tmp_pa
     for part in (
         "images 5, of these in the state 0, unusable 1",
         "labels 2: a 3, b 1",
+        "new 4: a 3, b 1",
         "learned as 6 × 6 pixels, grey",
         "full-memory",
     ):
         assert part in text
     assert "time about" in text and text.endswith("Nothing was written.")
+    assert done.err == "lost.png has no label\n"
     (photos / "lost.png").unlink()
     cli("learn", photos, "--state", tmp_path / "state", "--hold-rest", *TINY_OPTIONS)
     (tmp_path / "list.csv").write_text("path,label\na/0.png,x\nb/2.png,y\n")

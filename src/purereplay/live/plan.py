@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from purereplay.learners.spr.settings import SprSettings
 from purereplay.live.encoding import Encoding
 from purereplay.live.images import Encodable, Pixels, read_pixels
 from purereplay.live.intake import open_source
-from purereplay.live.items import Item, Offer, Refused
+from purereplay.live.items import Item, Offer, Outcome, Refused
 from purereplay.live.moves import Moves
 from purereplay.live.settings import (
     NewSettings,
@@ -54,11 +54,12 @@ class Plan(NamedTuple):
 
     n_items: int
     n_read: int  # of these read; only they can be found to be damaged or moved
-    n_unusable: int  # without a label, damaged, or refused by the state
+    refused: list[Outcome]  # unusable: without a label, damaged, or refused by the state
     n_known: int  # in the state already
     n_moved: int  # in the state already, under another path
     n_others: int  # files that are no images, which are skipped
     labels: dict[str, int]  # number of usable images by label
+    new: dict[str, int]  # of these, the ones that are not in the state
     new_labels: list[str]  # of these, labels that no sample of the state has; none for a state without samples
     chosen: Chosen | None  # None: the state has a shape already, or no image can be read
     settings: StateSettings | None  # None: no image can be read
@@ -99,7 +100,8 @@ def plan(
         waits = store is None or _has_waiting(store)
     usable = [item for item in items if item.id not in unusable]
     n_known = sum(item.id in known for item in items)
-    n_new = sum(item.id not in known and item.id not in moved for item in usable)
+    new = Counter(item.label for item in usable if item.id not in known and item.id not in moved)
+    n_new = sum(new.values())
     n_bytes = n_new * (_STORED + (int(np.prod(settings.shape)) if settings else 0))
     n_bytes += n_new * 4 * have.encoder.dim if have.encoder else 0
     seconds = None
@@ -111,11 +113,12 @@ def plan(
     return Plan(
         n_items=len(offers),
         n_read=len(read) + len(offers) - len(items),
-        n_unusable=len(offers) - len(items) + len(unusable),
+        refused=[refused for offer in offers if (refused := _refused(offer, unusable))],
         n_known=n_known,
         n_moved=len(moved),
         n_others=len(source.others),
         labels=dict(counts),
+        new=dict(new),
         new_labels=[label for label in counts if known_labels and label not in known_labels],
         chosen=chosen,
         settings=settings,
@@ -166,10 +169,10 @@ def _existing(state: Path, wanted: Wanted) -> Iterator[tuple[NewSettings | State
 
 def _checked(
     items: Sequence[Item], settings: StateSettings | None, store: Store | None, progress: Callable[[int, int], None]
-) -> tuple[set[str], set[str]]:
-    """Read images as `learn` would; returns the ids of those that it would refuse, and of those that were moved."""
+) -> tuple[dict[str, str], set[str]]:
+    """Read images as `learn` would; returns the reasons to refuse some by id, and the ids of those that were moved."""
     moves = None if store is None else Moves(store)
-    unusable, moved = set[str](), set[str]()
+    unusable, moved = dict[str, str](), set[str]()
     for number, item in enumerate(items):
         progress(number, len(items))
         try:
@@ -179,9 +182,17 @@ def _checked(
                     store.knows(item.id, item.label, pixels)
                 elif store.one(f"SELECT 1 FROM ({_IDS}) WHERE id = ?", [item.id]) is None:
                     moved.add(item.id)
-        except Refused:
-            unusable.add(item.id)
+        except Refused as reason:
+            unusable[item.id] = str(reason)
     return unusable, moved
+
+
+def _refused(offer: Offer, reasons: Mapping[str, str]) -> Outcome | None:
+    """Return the outcome of an item that would be refused, or None."""
+    if isinstance(offer, Item):
+        reason = reasons.get(offer.id)
+        return None if reason is None else Outcome(offer.id, offer.line, new=False, error=reason)
+    return Outcome(offer.name, offer.line, new=False, error=offer.reason)
 
 
 def _has_waiting(store: Store) -> bool:

@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -188,17 +188,18 @@ def _measured(progress: LearnProgress, report: FilterReport | Judged) -> Measure
 
 
 def show_plan(plan: Plan) -> None:
-    """Print what `learn` would do."""
+    """Print what `learn` would do, and name the first items that it would refuse on standard error."""
+    show_refused(plan.refused)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    counts = f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {plan.n_unusable:,}"
+    counts = f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {len(plan.refused):,}"
     table.add_row("images", counts + (f", moved {plan.n_moved:,}" if plan.n_moved else ""))
     if plan.n_read < plan.n_items:
         table.add_row("", f"only {plan.n_read:,} of them were read: more may be unusable or moved")
     if plan.n_others:
         table.add_row("other files", f"{plan.n_others:,}, skipped")
-    names = sorted(plan.labels, key=lambda name: -plan.labels[name])
-    shown = ", ".join(f"{name} {plan.labels[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
-    table.add_row("labels", Text(printable(f"{len(names):,}: {shown}")))
+    table.add_row("labels", Text(printable(f"{len(plan.labels):,}: {_by_label(plan.labels)}")))
+    if plan.new:
+        table.add_row("new", Text(printable(f"{sum(plan.new.values()):,}: {_by_label(plan.new)}")))
     if plan.new_labels:
         table.add_row("new labels", Text(_some(plan.new_labels)))
     if plan.chosen is not None:
@@ -219,6 +220,12 @@ def show_plan(plan: Plan) -> None:
     for sentence in plan.warnings:
         _stderr.print(sentence)
     out.print("Nothing was written.")
+
+
+def _by_label(counts: Mapping[str, int]) -> str:
+    """Return the largest of some counts by label."""
+    names = sorted(counts, key=lambda name: -counts[name])
+    return ", ".join(f"{name} {counts[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
 
 
 def show_learned(state: Path, done: LearnProgress) -> None:
