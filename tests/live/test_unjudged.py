@@ -57,6 +57,7 @@ def test_they_are_neither_accepted_nor_rejected(state):
         card = _data(facts)
     assert "Judged: 40." in card and "Not judged: 2, since too few samples have the label." in card
     assert ("could not be judged", "2") in _state(state).rows
+    assert "Samples whose label is believed: " in card
 
 
 def test_the_audit_says_so_and_lists_them_after_all_others(state):
@@ -149,10 +150,11 @@ def test_the_reason_is_named_if_all_samples_have_the_same_label(tmp_path, small_
         session.work(rest=True)
         found = status(session.store)
         assert found["unjudged"] == 30
-        show_status(found, "table")
+        show_status(found, "table")  # all samples teach, so there is no row about it
         reasons = {verdict.reason for verdict in judgements(session.store, 0, 100)}
     said = "all samples have the same label: add samples of another label"
-    assert said in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert said in shown and "teaching" not in shown
     assert reasons == {"not judged: all samples had the same label when all were judged"}
     with Store.reading(tmp_path / "state") as store:
         show_audit(tmp_path / "audit.csv", audit(store, ENGINE, tmp_path / "audit.csv"))

@@ -59,7 +59,7 @@ class Line(NamedTuple):
     likely_other_label: str | None  # None: the given label is the most likely one, or there is no classifier yet
     likely_other_probability: float | None
     corrected_label: str | None  # None: not corrected
-    in_purified: bool  # it teaches the classifier: in the purified buffer now
+    in_purified: bool  # in the purified buffer now; full-memory: its label is believed
     centrality: float | None  # None: the learner full-memory has none
     buffer: int  # in which it was scored; full-memory: number of the last time that it was judged
     changed_at: int | None  # number of samples when the decision was made or changed; only full-memory revises it

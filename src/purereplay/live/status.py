@@ -46,7 +46,7 @@ class Status(TypedDict):
     unjudged_reason: str | None  # why; None: all could be judged
     buffers: int
     delayed_size: int | None  # None: the learner full-memory has no buffers
-    purified: int  # samples that teach the classifier
+    purified: int  # samples in the purified buffer; full-memory: those whose label is believed
     purified_size: int | None
     revisions: int  # times that full-memory has judged all samples
     next_revision: int | None  # number of samples at which it does so again

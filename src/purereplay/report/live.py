@@ -511,7 +511,6 @@ def _add_memory_rows(table: Table, status: Status) -> None:
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     _add_unjudged(table, status)
     table.add_row("waiting", f"{status['waiting']:,}")
-    table.add_row("teaching the classifier", f"{status['purified']:,}")
     table.add_row("corrected", f"{status['corrected']:,}")
     overall = [row for row in status["noise"] if row["given"] is None]
     table.add_row("wrong labels, estimated", _told(overall[0]) if overall else "unknown")

@@ -89,7 +89,7 @@ def _headline(facts: Status, noise: NoiseRate | None) -> str:
     full = facts["purified_size"] is None
     how = f"all together {times(facts['revisions'])}" if full else f"in {facts['buffers']:,} buffers"
     size = "all that are not rejected or dropped" if full else f"of {facts['purified_size']:,}"
-    place = "teaching the classifier" if full else "in the purified buffer"
+    place = "believed" if full else "in the purified buffer"
     n_judged = facts["scored"] - facts["unjudged"]
     numbers = [
         (f"{n_judged:,}", "samples judged", f"{how}, {facts['waiting']:,} waiting"),
@@ -154,9 +154,9 @@ def _purified_section(store: Store, names: list[str], facts: Status, *, full: bo
     if facts["unjudged"]:
         head.append("not judged")
         rows = [[*cells, row["unjudged"]] for cells, row in zip(rows, facts["classes"], strict=True)]
-    caption = "Samples that teach the classifier, by label" if full else "Samples in the purified buffer by label"
+    caption = "Believed samples by label" if full else "Samples in the purified buffer by label"
     return page.section(
-        "Samples that teach" if full else "Purified buffer",
+        "Believed samples" if full else "Purified buffer",
         page.picture(pictures.balance_figure(names, counts, None), caption),
         page.details("Samples by label", page.table(head, rows, range(1, len(head)))),
     )
@@ -224,7 +224,7 @@ def _galleries(
     parts = []
     for title, rows, order in (
         (
-            f"{'Teaching' if full else 'Purified buffer'}, the surest first",
+            f"{'Believed' if full else 'Purified buffer'}, the surest first",
             sure[is_held[sure]],
             "by clean probability, highest first",
         ),

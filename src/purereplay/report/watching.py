@@ -93,10 +93,7 @@ def _state(path: Path) -> View:
             ("samples", f"{store.n_samples:,} of {n_labels:,} labels"),
             ("accepted, rejected", f"{scored - rejected - n_unjudged:,}, {rejected:,}"),
             *([("could not be judged", f"{n_unjudged:,}")] if n_unjudged else []),
-            (
-                "teaching the classifier" if full else "in the purified buffer",
-                f"{count('SELECT count(*) FROM purified'):,}",
-            ),
+            *([] if full else [("in the purified buffer", f"{count('SELECT count(*) FROM purified'):,}")]),
             ("labels by people", f"{count('SELECT count(DISTINCT position) FROM corrections'):,}"),
         ]
         return View(rows, scored, store.n_samples, "samples scored")

@@ -62,7 +62,7 @@ def _data(f: Facts) -> str:
 
 {s["samples"]:,} images with given labels. Judged: {n_judged:,}. Labels rejected: {s["rejected"]:,}.
 {few}Labels corrected or confirmed by a person: {s["corrected"]:,}.
-Samples that teach with trust in their label: {s["purified"]:,}.
+Samples whose label is believed: {s["purified"]:,}.
 
 {_table(["label", "samples", "judged", "rejected"], rows)}"""
 
