@@ -191,7 +191,7 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
     assert done.code == 0 and judged in done.out and "[0]" in done.out and f"learner {learner}" in done.out
     assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
-    assert done.code == 0 and "samples scored: 50" in done.out
+    assert done.code == 0 and "samples scored: 50" in done.out and "waiting" not in done.out
     rows = list(csv.DictReader((tmp_path / "audit.csv").open()))
     assert len(rows) == 50
     (tmp_path / "fixes.csv").write_text("id,label\n[0]/00.png,[1]\nunknown,[1]\n")
@@ -230,6 +230,16 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
     assert "samples scored: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
     done = cli("predict", "--state", state, folder / "0" / "00.png", "--format", "jsonl")
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
+
+
+def test_the_audit_counts_samples_that_wait(photos, cli, tmp_path, small_features):
+    for i in range(25):
+        (photos / "ab"[i % 2] / f"{i}.png").write_bytes(png(picture(i, i % 2)))
+    cli("learn", photos, "--state", tmp_path / "state", *tiny_options("full-memory"))
+    (photos / "a" / "new.png").write_bytes(png(picture(77)))
+    cli("learn", photos, "--state", tmp_path / "state", "--hold-rest")
+    done = cli("audit", "--state", tmp_path / "state", "--out", tmp_path / "audit.csv")
+    assert "waiting, not listed: 1; `purereplay learn … --score-rest` judges them" in done.out
 
 
 def test_a_list_with_another_root_names_ten_files_and_where_they_were_looked_for(photos, cli, tmp_path):

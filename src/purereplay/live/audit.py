@@ -77,6 +77,7 @@ class Audited(NamedTuple):
     disputed: int  # rejected, and another label is more likely
     unjudged: int
     unjudged_reason: str | None  # why; None: all could be judged
+    waiting: int  # samples that wait to be judged, and are not listed
     noise: Estimate | None  # share of wrong labels; None: unknown
 
 
@@ -111,7 +112,15 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
             write(file, counted())
         noise = read_noise(store).get((ALL, ALL))
         reason = why_unjudged(store) if counts["unjudged"] else None
-        return Audited(counts["scored"], counts["rejected"], counts["disputed"], counts["unjudged"], reason, noise)
+        return Audited(
+            counts["scored"],
+            counts["rejected"],
+            counts["disputed"],
+            counts["unjudged"],
+            reason,
+            store.n_samples - counts["scored"],
+            noise,
+        )
 
     return with_current(store, use)
 

@@ -393,6 +393,8 @@ def show_audit(path: Path, done: Audited) -> None:
     out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
     if done.unjudged:
         out.print(f"could not be judged: {done.unjudged:,}, since {done.unjudged_reason}; they come last")
+    if done.waiting:
+        out.print(f"waiting, not listed: {done.waiting:,}; `purereplay learn … --score-rest` judges them")
     if done.noise is not None:
         out.print(f"estimated share of wrong labels: {_share(done.noise)}; `status` lists it by label and by pair")
 
