@@ -184,14 +184,14 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(picture(i, i % 2)))
     done = cli("learn", folder, "--state", state, *tiny_options(learner))
-    assert done.code == 0 and "added: 50, already known: 0, scored: 50" in done.out and "audit" in done.out
+    assert done.code == 0 and "added: 50, already known: 0, judged: 50" in done.out and "audit" in done.out
     assert "`purereplay review --state" in done.out
     done = cli("status", "--state", state)
     judged = "50; all together once" if learner == "full-memory" else "50 in 3 buffers"
     assert done.code == 0 and judged in done.out and "[0]" in done.out and f"learner {learner}" in done.out
     assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
-    assert done.code == 0 and "samples scored: 50" in done.out and "waiting" not in done.out
+    assert done.code == 0 and "samples judged: 50" in done.out and "waiting" not in done.out
     rows = list(csv.DictReader((tmp_path / "audit.csv").open()))
     assert len(rows) == 50
     (tmp_path / "fixes.csv").write_text("id,label\n[0]/00.png,[1]\nunknown,[1]\n")
@@ -211,7 +211,7 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
     assert done.code == 0 and lines[0]["label"] in done.out and "00.png" in done.out
     (folder / "[0]" / "new.png").write_bytes(png(picture(99)))
     done = cli("learn", folder, "--state", state, "--hold-rest")
-    assert "added: 1, already known: 50, scored: 0" in done.out
+    assert "added: 1, already known: 50, judged: 0" in done.out
     for arguments in (("predict", folder, "--format", "xml"), ("status", "--format", "xml")):
         assert "'xml' is unknown" in cli(*arguments, "--state", state).err
 
@@ -226,10 +226,23 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
         path.write_bytes(png(picture(i, i % 2, size=8)))
     fast = ["--set", "aum_epochs=2"] if choice == "filter=aum" else []
     done = cli("learn", folder, "--state", state, *TINY_OPTIONS, "--set", choice, *fast)
-    assert done.code == 0 and "scored: 50" in done.out, done.err
-    assert "samples scored: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
+    assert done.code == 0 and "judged: 50" in done.out, done.err
+    assert "samples judged: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
     done = cli("predict", "--state", state, folder / "0" / "00.png", "--format", "jsonl")
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
+
+
+def test_status_tells_how_often_all_were_judged_and_when_again(photos, cli, tmp_path, small_features):
+    def row(name: str) -> str:
+        lines = cli("status", "--state", tmp_path / "state").out.splitlines()
+        return next(line for line in lines if line.startswith(name)).removeprefix(name).strip()
+
+    for i in range(15):
+        (photos / "ab"[i % 2] / f"{i}.png").write_bytes(png(picture(i, i % 2)))
+    cli("learn", photos, "--state", tmp_path / "state", "--hold-rest", *tiny_options("full-memory"))
+    assert row("judged") == "0; all are judged for the first time with 20 samples"
+    cli("learn", photos, "--state", tmp_path / "state")
+    assert row("judged") == "17; judged once so far; next time with 26 samples"
 
 
 def test_the_audit_counts_samples_that_wait(photos, cli, tmp_path, small_features):

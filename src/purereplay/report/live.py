@@ -55,7 +55,7 @@ Measured = dict[str, float]
 
 
 class LearnBars(LearnObserver):
-    """Bars of `learn`: items added, samples scored with the time left, and steps of the current training."""
+    """Bars of `learn`: items added, samples judged with the time left, and steps of the current training."""
 
     def __init__(self, bars: Bars, interrupted: list[bool], write: Callable[[Measured, int], None]) -> None:
         self.bars = bars
@@ -103,7 +103,7 @@ class LearnBars(LearnObserver):
         text = f"{progress.n_scored:,} of {progress.n_to_score:,} samples"
         left = seconds_left(progress.steps, [progress.account], now)
         text += time_left(left, progress.n_scored, progress.n_to_score)
-        self._update("scored", progress.n_scored, progress.n_to_score, text)
+        self._update("judged", progress.n_scored, progress.n_to_score, text)
 
     def _update(self, name: str, done: float, total: float | None, text: str) -> None:
         if name not in self.rows:
@@ -230,7 +230,7 @@ def _by_label(counts: Mapping[str, int]) -> str:
 
 def show_learned(state: Path, done: LearnProgress) -> None:
     """Print the counts of `learn`."""
-    out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
+    out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, judged: {done.n_scored:,}")
     if done.n_corrected:
         out.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
     show_new_labels(done.new_labels)
@@ -387,7 +387,7 @@ def counting(name: str) -> Iterator[Callable[[int, int], None]]:
 def show_audit(path: Path, done: Audited) -> None:
     """Print the counts of an audit."""
     out.print(
-        f"samples scored: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
+        f"samples judged: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
         markup=False,
     )
     out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
@@ -472,7 +472,7 @@ def show_status(status: Status, form: str) -> None:
         sys.stdout.write(json.dumps(status, indent=2) + "\n")
         return
     out.print(_summary(status))
-    table = Table("label", "samples", "scored", "rejected", box=None, padding=(0, 2, 0, 0))
+    table = Table("label", "samples", "judged", "rejected", box=None, padding=(0, 2, 0, 0))
     if status["unjudged"]:
         table.add_column("not judged")
     for column in table.columns[1:]:
@@ -507,9 +507,11 @@ def _told(noise: NoiseStatus) -> str:
 
 def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
-    following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
-    revisions = times(status["revisions"]) if status["revisions"] else "not yet"
-    table.add_row("judged", f"{status['scored'] - status['unjudged']:,}; all together {revisions}{following}")
+    n, following = f"{status['scored'] - status['unjudged']:,}", f"{status['next_revision'] or 0:,} samples"
+    so_far = f"judged {times(status['revisions'])} so far; next time with {following}"
+    table.add_row(
+        "judged", f"{n}; " + (so_far if status["revisions"] else f"all are judged for the first time with {following}")
+    )
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     _add_unjudged(table, status)
     table.add_row("waiting", f"{status['waiting']:,}")
@@ -531,7 +533,7 @@ def _summary(status: Status) -> Table:
     if status["delayed_size"] is None:
         _add_memory_rows(table, status)
     else:
-        table.add_row("scored", f"{status['scored']:,} in {status['buffers']:,} buffers")
+        table.add_row("judged", f"{status['scored']:,} in {status['buffers']:,} buffers")
         table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
         _add_unjudged(table, status)
         table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")

@@ -70,7 +70,7 @@ def _parts(
     kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_, np.int64)
     verdicts = Verdicts(*(np.array(values, kind) for values, kind in zip(columns, kinds, strict=True)))
     if current is None or not len(verdicts.position):
-        return [_headline(facts, None), page.paragraph("No sample was scored yet.")]
+        return [_headline(facts, None), page.paragraph("No sample was judged yet.")]
     progress("estimating the noise", 0, 1)
     overall, by_label = _noise(store, current, engine, verdicts, len(names))
     full = store.settings.learner == FULL_MEMORY
@@ -150,7 +150,7 @@ def _purified_section(store: Store, names: list[str], facts: Status, *, full: bo
     codes = [corrected.get(position, label) for position, label in held]
     counts = np.bincount(np.array(codes, np.int64), minlength=len(names)).tolist()
     rows = [[row["label"], *(row[key] for key in ("samples", "scored", "rejected"))] for row in facts["classes"]]
-    head = ["label", "samples", "scored", "rejected"]
+    head = ["label", "samples", "judged", "rejected"]
     if facts["unjudged"]:
         head.append("not judged")
         rows = [[*cells, row["unjudged"]] for cells, row in zip(rows, facts["classes"], strict=True)]

@@ -96,7 +96,7 @@ def _state(path: Path) -> View:
             *([] if full else [("in the purified buffer", f"{count('SELECT count(*) FROM purified'):,}")]),
             ("labels by people", f"{count('SELECT count(DISTINCT position) FROM corrections'):,}"),
         ]
-        return View(rows, scored, store.n_samples, "samples scored")
+        return View(rows, scored, store.n_samples, "samples judged")
 
 
 def _latest(values: list[float | None]) -> str:
