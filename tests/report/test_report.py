@@ -219,6 +219,17 @@ def test_the_time_left_of_judging_falls_over_all_its_stages(monkeypatch):
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == pytest.approx(1)
 
 
+def test_the_table_of_pairs_has_the_numbers_it_is_sorted_by(capsys):
+    from purereplay.report.live import _pair_table, out
+
+    pairs = [("cat", "dog", 40, 0.25), ("dog", "cat", 10, 0.5)]
+    out.print(
+        _pair_table([{"given": g, "likely": k, "n": n, "rate": r, "low": 0.0, "high": 1.0} for g, k, n, r in pairs])
+    )
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head[4] == "samples" and [row[:3] for row in rows] == [["cat", "dog", "10"], ["dog", "cat", "5"]]
+
+
 def test_durations_carry():
     from purereplay.report.terminal import duration
 

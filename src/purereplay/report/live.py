@@ -490,14 +490,18 @@ def show_status(status: Status, form: str) -> None:
     out.print(table)
     pairs = [row for row in status["noise"] if row["likely"] is not None][:_PAIRS]
     if pairs:
+        number = "ten " if len(pairs) == _PAIRS else ""
+        out.print(f"\nthe {number}most frequent mistakes (estimated)")
         out.print(_pair_table(pairs))
 
 
 def _pair_table(pairs: list[NoiseStatus]) -> Table:
-    table = Table("given label", "likely label", "share of the given", box=None, padding=(0, 2, 0, 0))
-    table.columns[2].justify = "right"
+    table = Table("given label", "likely label", "samples", "share of the given", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[2:]:
+        column.justify = "right"
     for row in pairs:
-        table.add_row(Text(printable(row["given"] or "")), Text(printable(row["likely"] or "")), _told(row))
+        names = (Text(printable(name or "")) for name in (row["given"], row["likely"]))
+        table.add_row(*names, f"{row['n'] * row['rate']:.0f}", _told(row))
     return table
 
 
