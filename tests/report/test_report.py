@@ -230,6 +230,14 @@ def test_the_table_of_pairs_has_the_numbers_it_is_sorted_by(capsys):
     assert head[4] == "samples" and [row[:3] for row in rows] == [["cat", "dog", "10"], ["dog", "cat", "5"]]
 
 
+def test_the_estimate_names_the_labels_that_it_counts():
+    from purereplay.report.live import _told_of
+
+    noise = {"given": None, "likely": None, "n": 1287, "rate": 0.136, "low": 0.1, "high": 0.2}
+    assert _told_of(noise, 0) == "13.6 % (10.0 % to 20.0 %)"
+    assert _told_of(noise, 13) == "13.6 % of the 1,287 labels that no person has checked (10.0 % to 20.0 %)"
+
+
 def test_durations_carry():
     from purereplay.report.terminal import duration
 

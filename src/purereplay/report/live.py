@@ -509,6 +509,14 @@ def _told(noise: NoiseStatus) -> str:
     return f"{percent(noise['rate'])} ({percent(noise['low'])} to {percent(noise['high'])})"
 
 
+def _told_of(noise: NoiseStatus, n_corrected: int) -> str:
+    """Return the estimate of all labels; those that a person has checked are not among them."""
+    if not n_corrected:
+        return _told(noise)
+    of = f" of the {noise['n']:,} labels that no person has checked "
+    return percent(noise["rate"]) + of + f"({percent(noise['low'])} to {percent(noise['high'])})"
+
+
 def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
     n, following = f"{status['scored'] - status['unjudged']:,}", f"{status['next_revision'] or 0:,} samples"
@@ -521,7 +529,7 @@ def _add_memory_rows(table: Table, status: Status) -> None:
     table.add_row("waiting", f"{status['waiting']:,}")
     table.add_row("corrected", f"{status['corrected']:,}")
     overall = [row for row in status["noise"] if row["given"] is None]
-    table.add_row("wrong labels, estimated", _told(overall[0]) if overall else "unknown")
+    table.add_row("wrong labels, estimated", _told_of(overall[0], status["corrected"]) if overall else "unknown")
 
 
 def _add_unjudged(table: Table, status: Status) -> None:
