@@ -168,6 +168,22 @@ def test_the_reason_is_named_if_all_samples_have_the_same_label(tmp_path, small_
     assert found["unjudged"] == 2 and found["unjudged_reason"] == "too few samples have the label"
 
 
+def test_a_misspelt_label_is_hidden_once_no_sample_has_it_and_rows_of_people_name_no_other(state):
+    def labels() -> list[str]:
+        with Store.reading(state) as store:
+            return [row["label"] for row in status(store)["classes"]]
+
+    for label, shown in (("lable 0", True), ("label 0", False)):
+        with tiny(state) as session:
+            apply(session, [Correction("s1", label), Correction("s2", "label 2")])
+            session.settle()
+        assert ("lable 0" in labels()) is shown
+    rows = {row["id"]: row for row in audited(state)}
+    assert (rows["s1"]["reason"], rows["s2"]["reason"]) == ("corrected by a person", "confirmed by a person")
+    for name in ("s1", "s2"):
+        assert (rows[name]["likely_other_label"], rows[name]["likely_other_probability"]) == ("", "")
+
+
 def test_a_label_with_few_samples_in_a_buffer(tmp_path):
     with tiny(tmp_path / "state") as session:
         session.take([*items(0, 18), *rare(0, 2), *items(20, 40)])

@@ -26,7 +26,7 @@ from purereplay.data.text import spreadsheet_safe
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, Estimate, read_noise, unjudged, why_unjudged
+from purereplay.live.verdicts import ALL, CONFIRMED, PERSON, Estimate, read_noise, unjudged, why_unjudged
 from purereplay.nets.engine import Engine
 
 _CHUNK = 500  # samples
@@ -159,6 +159,7 @@ def _lines(store: Store, classifier: Predictor | None) -> Iterator[Line]:
             decision = "unjudged" if few else "accepted" if selected else "rejected"
             if corrected is not None:  # what the filter said of the given label does not count any more
                 probability, decision = 1.0, "confirmed" if corrected == given else "corrected"
+                other, why = (None if full else other), why and (CONFIRMED if corrected == given else PERSON)
             yield Line(
                 id=identity,
                 given_label=given,

@@ -12,9 +12,12 @@ from purereplay.live.settings import StateSettings, buffer_sizes
 from purereplay.live.store import REJECTED, Store
 from purereplay.live.verdicts import ALL, last_revision, read_noise, unjudged, why_unjudged
 
+# labels that people gave and that are in effect: those of the last correction of each sample
+_OF_PEOPLE = "SELECT label FROM corrections WHERE number IN (SELECT max(number) FROM corrections GROUP BY position)"
+
 
 class ClassStatus(TypedDict):
-    """One label of a state."""
+    """One label of a state that samples have, as given or by a person."""
 
     label: str
     samples: int
@@ -76,7 +79,7 @@ def status(store: Store) -> Status:
             " LEFT JOIN samples s ON s.label = c.code LEFT JOIN decisions d ON d.position = s.position"
             f" LEFT JOIN ({unjudged(store)}) u ON u.position = s.position"
             f" LEFT JOIN ({REJECTED}) r ON r.position = s.position AND u.position IS NULL"
-            " GROUP BY c.code ORDER BY c.code"
+            f" GROUP BY c.code HAVING count(s.position) OR c.code IN ({_OF_PEOPLE}) ORDER BY c.code"
         )
         n_rejected, n_unjudged = (sum(row[column] for row in classes) for column in (3, 4))
         settings = store.settings

@@ -28,6 +28,7 @@ UNKNOWN = -1  # most likely label of a sample that could not be judged
 FIRST = "first judged"
 ARRIVED = "judged by the classifier when it arrived"
 PERSON = "corrected by a person"
+CONFIRMED = "confirmed by a person"  # shown for PERSON if the label is the given one
 TOO_FEW = "not judged: too few samples had this label when all were judged"
 ONE_LABEL = "not judged: all samples had the same label when all were judged"
 _NOT_JUDGED = "not judged: "  # begins this reason, and that of earlier versions
