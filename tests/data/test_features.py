@@ -146,7 +146,7 @@ def test_csv_with_quotes_blank_lines_and_a_byte_order_mark(tmp_path: Path):
     table = read_features(path)
     assert table.labels.tolist() == ["two\r\nlines", "cat"] and table.features.ravel().tolist() == [1, np.float32(2e-3)]
     path.write_text('label,f\r\n"two\r\nlines",1\r\n\r\ncat,x\r\n', encoding="utf-8", newline="")
-    with pytest.raises(UserError, match=r"Line 5 of .*a.csv, column 'f': 'x' is not a number"):
+    with pytest.raises(UserError, match=r"Line 5 of .*a.csv, column 'f': 'x' is not a number: .*--columns, .*--ids"):
         read_features(path)
 
 

@@ -27,7 +27,7 @@ from purereplay.data.csv_files import BadRow, CsvRows, open_csv
 from purereplay.data.files import whole_file
 from purereplay.data.labels import is_missing, plain_value
 from purereplay.data.memory import check_contents, check_samples
-from purereplay.data.parquet import MAX_NAME, Columns, read_parquet
+from purereplay.data.parquet import MAX_NAME, OTHER_COLUMNS, Columns, read_parquet
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
@@ -303,7 +303,7 @@ def _numbers(path: Path, cells: list[list[str]], lines: list[int], names: Sequen
             for name, cell in zip(names, row, strict=True):
                 if not _is_number(cell):
                     where = f"Line {line} of {path}, column {name!r}"
-                    raise UserError(f"{where}: {cell[:80]!r} is not a number.") from None
+                    raise UserError(f"{where}: {cell[:80]!r} is not a number: {OTHER_COLUMNS}.") from None
         raise
     with np.errstate(over="ignore"):  # infinity is reported later
         return values.astype(np.float32)
