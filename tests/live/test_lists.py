@@ -153,12 +153,12 @@ def test_unusable_csv_rows(folder):
 
 def test_a_file_that_is_not_a_list_is_an_error(folder):
     (folder / "list.csv").write_text("file,class\na.png,cat\n")
-    with pytest.raises(UserError, match=r"list\.csv needs a header with the columns path and label"):
+    with pytest.raises(UserError, match=r"list\.csv needs .* columns path and label; it has: file, class\."):
         list(csv_rows(folder / "list.csv", ("path", "label")))
     state = folder / "state"
     for name, content, sentence in [
         ("empty.csv", "path,label\n", "lists no samples"),
-        ("void.csv", "", "needs a header"),
+        ("void.csv", "", "it has: nothing"),
         ("list.txt", "x", "neither a folder nor"),
     ]:
         (folder / name).write_text(content)

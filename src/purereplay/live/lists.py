@@ -59,11 +59,11 @@ def _header(path: Path, row: list[str] | BadRow, columns: tuple[str, ...], one_o
     if isinstance(row, BadRow):
         raise UserError(f"The header of {path} cannot be read: {row.reason}.")
     header = [name.strip().lower() for name in row]
-    if not set(columns) <= set(header):
-        raise UserError(f"{path} needs a header with the columns {' and '.join((*columns, *one_of[:1]))}.")
     found = [name for name in one_of if name in header]
-    if one_of and not found:
-        raise UserError(f"{path} needs a header with the columns {' and '.join((*columns, one_of[0]))}.")
+    if not set(columns) <= set(header) or (one_of and not found):
+        has = short(", ".join(name.strip() for name in row)) if row else "nothing"
+        needed = " and ".join((*columns, *one_of[:1]))
+        raise UserError(f"{path} needs a header with the columns {needed}; it has: {has}.")
     if len(found) > 1:
         raise UserError(f"{path} has the columns {' and '.join(found)}: remove one of them.")
     for name in (*columns, *one_of, *_OPTIONAL):
