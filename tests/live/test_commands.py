@@ -242,6 +242,7 @@ def test_status_tells_how_often_all_were_judged_and_when_again(photos, cli, tmp_
     cli("learn", photos, "--state", tmp_path / "state", "--hold-rest", *tiny_options("full-memory"))
     assert row("judged") == "0; all are judged for the first time with 20 samples"
     cli("learn", photos, "--state", tmp_path / "state")
+    assert row("created with") == "learner full-memory, seed 1"
     assert row("judged") == "17; judged once so far; next time with 26 samples"
 
 
@@ -324,7 +325,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(photos, cli, tmp_pa
         "labels 2: a 3, b 1",
         "new 4: a 3, b 1",
         "learned as 6 × 6 pixels, grey",
-        "full-memory",
+        "learner full-memory, seed 1",
     ):
         assert part in text
     assert "time about" in text and text.endswith("Nothing was written.")

@@ -9,7 +9,7 @@ from tiny_state import items, picture, png, tiny
 
 from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply
-from purereplay.live.export.card import Facts, _data
+from purereplay.live.export.card import Facts, _data, _settings
 from purereplay.live.items import Item
 from purereplay.live.judgements import judgements
 from purereplay.live.status import status
@@ -57,7 +57,7 @@ def test_they_are_neither_accepted_nor_rejected(state):
         card = _data(facts)
     assert "Judged: 40." in card and "Not judged: 2, since too few samples have the label." in card
     assert ("could not be judged", "2") in _state(state).rows
-    assert "Samples whose label is believed: " in card
+    assert "Samples whose label is believed: " in card and "preset" not in _settings(facts)
 
 
 def test_the_audit_says_so_and_lists_them_after_all_others(state):

@@ -26,7 +26,7 @@ from purereplay.live.full_memory import Judged
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
 from purereplay.live.lists import NOT_FOUND
-from purereplay.live.memory_settings import FullMemorySettings
+from purereplay.live.memory_settings import FULL_MEMORY, FullMemorySettings
 from purereplay.live.plan import Plan
 from purereplay.live.predict import Prediction
 from purereplay.live.shapes import Chosen
@@ -210,7 +210,7 @@ def show_plan(plan: Plan) -> None:
             "kept as" if plan.settings.encoder else "learned as",
             f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}",
         )
-        table.add_row("learner", f"{plan.settings.learner}, preset {plan.settings.preset}, seed {plan.settings.seed}")
+        table.add_row("learner", _created_with(plan.settings.learner, plan.settings.preset, plan.settings.seed))
         if (encoder := plan.settings.encoder) is not None:
             table.add_row("encoder", Text(printable(f"{encoder.text}, {encoder.dim:,} features")))
     table.add_row("room on disk", f"{plan.n_bytes / 2**20:,.1f} MiB")
@@ -220,6 +220,11 @@ def show_plan(plan: Plan) -> None:
     for sentence in plan.warnings:
         _stderr.print(sentence)
     out.print("Nothing was written.")
+
+
+def _created_with(learner: str, preset: str, seed: int) -> str:
+    """Return learner, preset and seed as text; full-memory has no presets."""
+    return f"{learner}, " + ("" if learner == FULL_MEMORY else f"preset {preset}, ") + f"seed {seed}"
 
 
 def _by_label(counts: Mapping[str, int]) -> str:
@@ -553,7 +558,7 @@ def _summary(status: Status) -> Table:
         table.add_row(
             "corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}"
         )
-    table.add_row("created with", f"learner {status['learner']}, preset {status['preset']}, seed {status['seed']}")
+    table.add_row("created with", f"learner {_created_with(status['learner'], status['preset'], status['seed'])}")
     if status["encoder"] is not None:
         table.add_row("encoder", Text(printable(status["encoder"])))
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")

@@ -251,6 +251,8 @@ def _galleries(
 def _facts_section(store: Store, facts: Status) -> str:
     settings = asdict(store.settings)
     options = settings.pop("options", {})
+    if store.settings.learner == FULL_MEMORY:  # it has no presets
+        settings.pop("preset")
     rows = [*settings.items(), *options.items()]
     return page.section(
         "Settings and versions",
