@@ -403,7 +403,9 @@ def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_refused(tmp_pat
     answers = [json.loads(text) for text in out.splitlines()]
     assert [a.get("id") for a in answers] == [f"s{i}" for i in range(3, 25)] + [None]
     assert answers[-1]["line"] == 27 and "line 27 is not JSON" in answers[-1]["error"]
-    assert process.returncode == 2 and err == "purereplay: 2 of 27 items were refused; the others were added.\n"
+    *summary, last = err.splitlines()
+    assert process.returncode == 2 and last == "purereplay: 2 of 27 items were refused; the others were added."
+    assert summary[0] == "samples added: 24, already known: 1, judged: 20" and "audit --state" in summary[1]
     assert len(fingerprint(tmp_path / "state")["decisions"]) == 20  # the rest is held
 
 

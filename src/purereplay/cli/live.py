@@ -134,8 +134,7 @@ def learn(
             answers=sys.stdout if is_pipe else None,
             observer=observer,
         )
-    if not is_pipe:
-        report.show_learned(state, done)
+    report.show_learned(state, done, is_pipe=is_pipe)
     if done.n_refused:
         raise UserError(some_refused(done.n_refused, done.n_seen, "item", "added"))
 

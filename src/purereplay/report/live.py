@@ -233,28 +233,31 @@ def _by_label(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {counts[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
 
 
-def show_learned(state: Path, done: LearnProgress) -> None:
-    """Print the counts of `learn`."""
-    out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, judged: {done.n_scored:,}")
+def show_learned(state: Path, done: LearnProgress, *, is_pipe: bool = False) -> None:
+    """Print the counts of `learn`; those of a pipe on standard error, since its answers are on standard output."""
+    console = _stderr if is_pipe else out
+    console.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, judged: {done.n_scored:,}")
     if done.n_corrected:
-        out.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
-    show_new_labels(done.new_labels)
+        console.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
+    show_new_labels(done.new_labels, console)
     if done.others:
-        out.print(f"files skipped, since they are no images: {_some(done.others)}", markup=False)
+        console.print(f"files skipped, since they are no images: {_some(done.others)}", markup=False)
     command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
     if done.judged is not None:
-        show_judged(done.judged)
-        out.print(f"list the suspicious labels with {command}", markup=False)
+        show_judged(done.judged, console)
+        console.print(f"list the suspicious labels with {command}", markup=False)
     elif done.n_scored:
-        out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
+        console.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
     if done.judged is not None or done.n_scored:
-        out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
+        console.print(
+            f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False
+        )
 
 
-def show_new_labels(labels: Sequence[str]) -> None:
+def show_new_labels(labels: Sequence[str], console: Console = out) -> None:
     """Print labels that no sample had before."""
     if labels:
-        out.print(f"new labels, perhaps misspelt, which no sample had before: {_some(labels)}", markup=False)
+        console.print(f"new labels, perhaps misspelt, which no sample had before: {_some(labels)}", markup=False)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -279,14 +282,14 @@ def show_review(state: Path) -> None:
     out.print(f"see the labels of these images and set them right: {command}", markup=False)
 
 
-def show_judged(judged: Judged) -> None:
+def show_judged(judged: Judged, console: Console = out) -> None:
     """Print the outcome of judging all samples of a state."""
     noise = "unknown" if judged.noise is None else _share(judged.noise)
-    out.print(
+    console.print(
         f"labels rejected: {judged.n_rejected:,} of {judged.n_samples:,}; estimated share of wrong labels: {noise}"
     )
     if judged.n_changed:
-        out.print(f"decisions that changed: {judged.n_changed:,}")
+        console.print(f"decisions that changed: {judged.n_changed:,}")
 
 
 def _share(noise: Estimate) -> str:
