@@ -187,7 +187,7 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
     assert done.code == 0 and "added: 50, already known: 0, judged: 50" in done.out and "audit" in done.out
     assert "`purereplay review --state" in done.out
     done = cli("status", "--state", state)
-    judged = "50; all together once" if learner == "full-memory" else "50 in 3 buffers"
+    judged = "50; judged once so far" if learner == "full-memory" else "50 in 3 buffers"
     assert done.code == 0 and judged in done.out and "[0]" in done.out and f"learner {learner}" in done.out
     assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
@@ -303,7 +303,7 @@ def test_lines_of_progress_where_bars_are_not_shown(photos, cli, monkeypatch, sm
 def test_words_about_one_and_all(photos, cli, small_features):
     state = photos.parent / "state"
     cli("learn", photos, "--state", state)
-    assert "judged 0; all together once, again with" in " ".join(cli("status", "--state", state).out.split())
+    assert "judged 0; judged once so far; next time with" in " ".join(cli("status", "--state", state).out.split())
     (photos / "bad.png").write_bytes(b"")
     done = cli("predict", "--state", state, photos / "bad.png")
     assert done.code == 2 and done.err.endswith("purereplay: The only image was refused.\n")
