@@ -363,3 +363,17 @@ def test_help_texts_have_no_brackets_that_the_terminal_would_take_as_markup():
         texts = [command.help or "", *(getattr(each, "help", None) or "" for each in command.params)]
         for text in texts:
             assert not re.search(r"\[/?[a-z][^\]]*\]", text), (name, text)
+
+
+def test_no_line_of_a_help_text_is_wrapped_twice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["purereplay", "learn", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    lines = [line.strip() for line in capsys.readouterr().out.split("Options")[0].splitlines()]
+    text = lines[next(i for i, line in enumerate(lines) if line.startswith("Images may")) :]
+    paragraph = text[: text.index("")]
+    assert len(paragraph) > 3 and all(len(line) > 60 for line in paragraph[:-1])  # no stub between full lines
+    assert (
+        "purereplay learn photos --state state --dry-run" in lines and "purereplay learn photos --state state" in lines
+    )

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
-from purereplay import SelfCenteredFilter
+from purereplay import FeatureMap, SelfCenteredFilter, judge_labels
 from purereplay.cli import main
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
@@ -42,13 +43,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "option", [("--threads", "0"), ("--graphs", "-1"), ("--block-size", "3"), ("--prepare", "odd")]
+    "option", [("--threads", "0"), ("--graphs", "-1"), ("--block-size", "3"), ("--prepare", "odd"), ("--method", "odd")]
 )
 def test_an_error_names_the_option(tmp_path: Path, monkeypatch, capsys, option):
     features, labels = samples()
     np.savez(tmp_path / "features.npz", features=features, labels=labels)
     assert called(monkeypatch, tmp_path / "features.npz", "--out", tmp_path / "scores.csv", *option) == 2
-    shown = option[1] if option[0] != "--prepare" else "'odd'"
+    shown = "'odd'" if option[1] == "odd" else option[1]
     assert f"purereplay: {option[0]} is {shown}, but must be" in capsys.readouterr().err
 
 
@@ -59,6 +60,7 @@ def test_features_in_probabilities_out(tmp_path: Path):
     done = run(tmp_path / "features.npz", "--out", tmp_path / "scores.csv", "--seed", "3", "--block-size", "40")
     assert done.returncode == 0, done.stderr
     assert "300 samples with 8 features each" in done.stdout and "scores.csv" in done.stdout
+    assert "It is not calibrated" in done.stdout
     assert "5, 1 of them with fewer than 4 samples (drop)" in done.stdout and "scored in blocks" in done.stdout
     expected = SelfCenteredFilter(seed=3, block_size=40).fit(features, labels)
     rows = rows_of(tmp_path / "scores.csv")
@@ -85,6 +87,38 @@ def test_a_table_with_names_gets_the_same_scores(tmp_path: Path, monkeypatch: py
     assert [row["id"] for row in rows] == [f"{i}.png" for i in range(300)]
     expected = SelfCenteredFilter().fit(features, labels).clean_probability_
     assert [float(row["clean_probability"]) for row in rows] == expected.tolist()
+
+
+def test_labels_are_judged_across_classes_as_by_the_function(tmp_path: Path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    true = np.arange(200) % 4
+    given = np.where(rng.random(200) < 0.2, (true + 1) % 4, true)
+    features = (rng.normal(size=(200, 6)) + 4 * rng.normal(size=(4, 6))[true]).astype(np.float32)
+    np.savez(tmp_path / "features.npz", features=features, labels=np.array(["a", "b", "c", "d"])[given])
+    options = ["--out", tmp_path / "scores.csv", "--method", "judge"]
+    assert called(monkeypatch, tmp_path / "features.npz", *options) == 0
+    rows = rows_of(tmp_path / "scores.csv")
+    assert list(rows[0]) == ["row", "label", "clean_probability", "likely_label", "accepted"]
+    codes = {label: code for code, label in enumerate(dict.fromkeys(row["label"] for row in rows))}
+    own = FeatureMap.fit(features).transform(features)
+    found = judge_labels(own, np.array([codes[row["label"]] for row in rows]), 4)
+    assert [float(row["clean_probability"]) for row in rows] == found.clean_probability.tolist()
+    assert [row["accepted"] == "true" for row in rows] == found.accepted.tolist()
+    right = [row["likely_label"] == "abcd"[label] for row, label in zip(rows, true, strict=True)]
+    assert np.mean(right) > 0.95 and roc_auc_score(given == true, found.clean_probability) > 0.95
+    assert "wrong labels, estimated" in capsys.readouterr().out
+    for option in (("--graphs", "0"), ("--keep-small",), ("--threads", "1")):
+        assert called(monkeypatch, tmp_path / "features.npz", *options, *option) == 2
+        assert f"purereplay: {option[0]} belongs to --method self-centered" in capsys.readouterr().err
+
+
+def test_judging_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch, capsys):
+    features, labels = samples()
+    np.savez(tmp_path / "features.npz", features=features, labels=labels)
+    monkeypatch.setattr("purereplay.report.filtering.machine_memory", lambda: 100_000)
+    options = ["--out", tmp_path / "scores.csv", "--method", "judge"]
+    assert called(monkeypatch, tmp_path / "features.npz", *options) == 2
+    assert "use --method self-centered" in capsys.readouterr().err
 
 
 def test_small_classes_can_be_kept_and_graphs_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -146,6 +180,7 @@ def test_errors_are_one_sentence_and_leave_nothing_behind(
 def test_help_has_examples():
     done = run("--help")
     assert done.returncode == 0 and "Examples" in done.stdout and "high = clean" in done.stdout
+    assert "not calibrated" in " ".join(done.stdout.split())
     assert "--columns" in done.stdout and "--features" not in done.stdout
 
 

@@ -130,11 +130,15 @@ def test_the_readme_has_its_parts_in_order():
 
 
 def test_the_filters_python_runs():
-    alone, images, together = python_of("docs/filter.md")
+    alone, compared, images, together = python_of("docs/filter.md")
     digits = load_digits()
     names = {"features": digits.data[:200], "labels": digits.target[:200]}
     exec(alone, names)
     assert names["suspects"].shape == (100,) and names["mask"].shape == (200,) and names["mask"].dtype == bool
+    names = {"features": digits.data[:300], "labels": digits.target[:300]}
+    exec(compared, names)
+    assert names["suspects"].shape == (100,) and names["share"].low <= names["share"].rate <= names["share"].high
+    assert names["model"].predict_proba(names["own"]).shape == (300, 10)
     names = {"images": (digits.images[:200, None] * 15.9).astype(np.uint8), "labels": digits.target[:200]}
     exec(images, names)
     assert names["scored"].clean_probability_.shape == (200,)

@@ -466,7 +466,7 @@ def test_progress_is_shown_if_asked_for(capsys):
     SelfPurifiedClassifier().fit(X, y)
     assert not capsys.readouterr().err
     SelfPurifiedClassifier(verbose=True).fit(X, y)
-    assert "purereplay: features 0 of 20, 0 s" in capsys.readouterr().err
+    assert "purereplay: judging 20 samples: 0 %, 0 s so far" in capsys.readouterr().err
 
 
 @pytest.mark.long

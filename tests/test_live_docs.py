@@ -77,7 +77,7 @@ def test_every_command_runs(truth, monkeypatch, capsys):
     assert all(line.startswith("purereplay learn '") for line in packed.splitlines())  # see live/test_tables.py
     assert [line.split()[1] for line in five.splitlines()] == ["learn", "status", "audit", "correct", "predict"]
     out = call(five, monkeypatch, capsys)
-    assert "added: 1,500, already known: 0, scored: 1,500" in out and "labels corrected: 2" in out
+    assert "added: 1,500, already known: 0, judged: 1,500" in out and "labels corrected: 2" in out
     audit = rows("audit.csv")
     section = TEXT.partition("## The audit")[2].partition("\n## ")[0]
     assert len(audit) == 1500 and list(audit[0]) == re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)

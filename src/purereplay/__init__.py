@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from purereplay.learners.spr.build import make_spr
     from purereplay.purify.beta_mixture import BetaMixture
     from purereplay.purify.filter import SelfCenteredFilter
+    from purereplay.purify.opinions import FeatureMap, choose_model, judge_labels
     from purereplay.purify.patches import patch_features
     from purereplay.purify.self_centered import clean_probability
 
@@ -25,6 +26,9 @@ _WHERE = {
     "make_spr": "purereplay.learners.spr.build",
     "BetaMixture": "purereplay.purify.beta_mixture",
     "SelfCenteredFilter": "purereplay.purify.filter",
+    "FeatureMap": "purereplay.purify.opinions",
+    "choose_model": "purereplay.purify.opinions",
+    "judge_labels": "purereplay.purify.opinions",
     "patch_features": "purereplay.purify.patches",
     "clean_probability": "purereplay.purify.self_centered",
 }
@@ -32,10 +36,13 @@ _WHERE = {
 __all__ = [
     "Batch",
     "BetaMixture",
+    "FeatureMap",
     "SelfCenteredFilter",
     "SelfPurifiedClassifier",
     "__version__",
+    "choose_model",
     "clean_probability",
+    "judge_labels",
     "make_spr",
     "patch_features",
 ]

@@ -71,8 +71,11 @@ def broken(row, value):
 BAD = {
     "nan": (broken(1, np.nan), "Sample 1 of X holds NaN"),
     "infinity": (broken(0, np.inf), "Sample 0 of X holds NaN or infinity"),
-    "outside": (broken(1, 1.5), r"Sample 1 of X holds 1\.5, but images of floats must lie in \[0, 1\]"),
-    "negative": (broken(1, -0.1), "Sample 1 of X holds -0.1"),
+    "outside": (
+        broken(1, 1.5),
+        r"Sample 1 of X holds 1\.5: images of floats must lie in \[0, 1\]. Divide them by .*, or give uint8\.",
+    ),
+    "negative": (broken(1, -0.1), r"Sample 1 of X holds -0.1: .* Scale them, or give uint8"),
     "whole numbers": (GREY.astype(np.int64), "uint8 or floats in .* not int64"),
     "channels first": (np.moveaxis(COLOUR, 3, 1), "5 channels"),
     "four channels": (np.zeros((1, 4, 4, 4), np.uint8), "4 channels"),

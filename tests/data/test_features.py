@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purereplay.data.features import FeatureTable, first_not_finite, read_features
+from purereplay.data.features import FeatureTable, _listed, first_not_finite, read_features
 from purereplay.data.files import whole_file
 from purereplay.data.scores import check_destination, write_scores
 from purereplay.errors import UserError
@@ -61,6 +61,11 @@ def test_columns_by_name_and_pattern(tmp_path: Path, kind: str):
     path = table_file(tmp_path / f"five.{kind}")
     table = read_features(path, features="f1, f[2]", labels="id", ids="id")
     assert np.array_equal(table.features, FEATURES[:, 1:]) and table.labels.tolist() == table.ids == IDS
+    assert _listed([*(f"f{i}" for i in range(64)), "category", "path"]) == "f0 … f63 (64 columns), category, path"
+    assert _listed(["x1", "x2", "7", "8", "9", "10", "y", "a", "b", "c", "d"]) == (
+        "x1, x2, 7 … 10 (4 columns), y, a, b, c, d"
+    )
+    assert _listed([f"{i} column" for i in range(30)]).endswith("19 column, …")
     with pytest.raises(UserError, match=r"no column 'kind' \(--labels\); its columns are: "):
         read_features(path, labels="kind")
     with pytest.raises(UserError, match=r"no column 'kind' \(--ids\)"):
@@ -141,7 +146,7 @@ def test_csv_with_quotes_blank_lines_and_a_byte_order_mark(tmp_path: Path):
     table = read_features(path)
     assert table.labels.tolist() == ["two\r\nlines", "cat"] and table.features.ravel().tolist() == [1, np.float32(2e-3)]
     path.write_text('label,f\r\n"two\r\nlines",1\r\n\r\ncat,x\r\n', encoding="utf-8", newline="")
-    with pytest.raises(UserError, match=r"Line 5 of .*a.csv, column 'f': 'x' is not a number"):
+    with pytest.raises(UserError, match=r"Line 5 of .*a.csv, column 'f': 'x' is not a number: .*--columns, .*--ids"):
         read_features(path)
 
 

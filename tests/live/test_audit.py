@@ -212,7 +212,7 @@ def test_the_audit_itself_with_labels_filled_in_is_a_file_of_corrections(state):
 def test_a_file_of_corrections_with_two_columns_of_labels_is_refused(state):
     with pytest.raises(UserError, match="has the columns label and corrected_label: remove one"):
         fix(state, "id,label,corrected_label\ns1,a,b\n")
-    with pytest.raises(UserError, match="needs a header with the columns id and label"):
+    with pytest.raises(UserError, match="columns id and label; it has: id, given_label"):
         fix(state, "id,given_label\ns1,a\n")
     assert fix(state, "id,corrected_label\ns1,\n") == []
 

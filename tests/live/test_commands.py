@@ -184,14 +184,14 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(picture(i, i % 2)))
     done = cli("learn", folder, "--state", state, *tiny_options(learner))
-    assert done.code == 0 and "added: 50, already known: 0, scored: 50" in done.out and "audit" in done.out
+    assert done.code == 0 and "added: 50, already known: 0, judged: 50" in done.out and "audit" in done.out
     assert "`purereplay review --state" in done.out
     done = cli("status", "--state", state)
-    judged = "50; all together once" if learner == "full-memory" else "50 in 3 buffers"
+    judged = "50; judged once so far" if learner == "full-memory" else "50 in 3 buffers"
     assert done.code == 0 and judged in done.out and "[0]" in done.out and f"learner {learner}" in done.out
     assert json.loads(cli("status", "--state", state, "--format", "json").out)["scored"] == 50
     done = cli("audit", "--state", state, "--out", tmp_path / "audit.csv", "--device", "cpu")
-    assert done.code == 0 and "samples scored: 50" in done.out
+    assert done.code == 0 and "samples judged: 50" in done.out and "waiting" not in done.out
     rows = list(csv.DictReader((tmp_path / "audit.csv").open()))
     assert len(rows) == 50
     (tmp_path / "fixes.csv").write_text("id,label\n[0]/00.png,[1]\nunknown,[1]\n")
@@ -211,7 +211,7 @@ def test_all_commands(learner, tmp_path, cli, monkeypatch, small_features):
     assert done.code == 0 and lines[0]["label"] in done.out and "00.png" in done.out
     (folder / "[0]" / "new.png").write_bytes(png(picture(99)))
     done = cli("learn", folder, "--state", state, "--hold-rest")
-    assert "added: 1, already known: 50, scored: 0" in done.out
+    assert "added: 1, already known: 50, judged: 0" in done.out
     for arguments in (("predict", folder, "--format", "xml"), ("status", "--format", "xml")):
         assert "'xml' is unknown" in cli(*arguments, "--state", state).err
 
@@ -226,10 +226,48 @@ def test_every_filter_and_training_leads_from_folder_to_prediction(choice, tmp_p
         path.write_bytes(png(picture(i, i % 2, size=8)))
     fast = ["--set", "aum_epochs=2"] if choice == "filter=aum" else []
     done = cli("learn", folder, "--state", state, *TINY_OPTIONS, "--set", choice, *fast)
-    assert done.code == 0 and "scored: 50" in done.out, done.err
-    assert "samples scored: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
+    assert done.code == 0 and "judged: 50" in done.out, done.err
+    assert "samples judged: 50" in cli("audit", "--state", state, "--out", tmp_path / "a.csv", "--device", "cpu").out
     done = cli("predict", "--state", state, folder / "0" / "00.png", "--format", "jsonl")
     assert done.code == 0 and json.loads(done.out)["label"] in ("0", "1")
+
+
+def test_status_tells_how_often_all_were_judged_and_when_again(photos, cli, tmp_path, small_features):
+    def row(name: str) -> str:
+        lines = cli("status", "--state", tmp_path / "state").out.splitlines()
+        return next(line for line in lines if line.startswith(name)).removeprefix(name).strip()
+
+    for i in range(15):
+        (photos / "ab"[i % 2] / f"{i}.png").write_bytes(png(picture(i, i % 2)))
+    cli("learn", photos, "--state", tmp_path / "state", "--hold-rest", *tiny_options("full-memory"))
+    assert row("judged") == "0; all are judged for the first time with 20 samples"
+    cli("learn", photos, "--state", tmp_path / "state")
+    assert row("created with") == "learner full-memory, seed 1"
+    assert row("judged") == "17; judged once so far; next time with 26 samples"
+
+
+def test_the_audit_counts_samples_that_wait(photos, cli, tmp_path, small_features):
+    for i in range(25):
+        (photos / "ab"[i % 2] / f"{i}.png").write_bytes(png(picture(i, i % 2)))
+    cli("learn", photos, "--state", tmp_path / "state", *tiny_options("full-memory"))
+    (photos / "a" / "new.png").write_bytes(png(picture(77)))
+    cli("learn", photos, "--state", tmp_path / "state", "--hold-rest")
+    done = cli("audit", "--state", tmp_path / "state", "--out", tmp_path / "audit.csv")
+    assert "waiting, not listed: 1; `purereplay learn … --score-rest` judges them" in done.out
+
+
+def test_a_list_with_another_root_names_ten_files_and_where_they_were_looked_for(photos, cli, tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"b/{i}.png,b\n" for i in range(100, 115)))
+    done = cli("learn", tmp_path / "list.csv", "--state", tmp_path / "state")
+    *named, more, where, last = done.err.splitlines()
+    assert done.code == 2 and named == [f"b/{i}.png was not found in {tmp_path}" for i in range(100, 110)]
+    assert more == "… and 5 more" and last == "purereplay: All 15 items were refused."
+    assert where.startswith(f"paths are relative to {tmp_path}, the folder of the list")
+    assert where.endswith("choose another with --root")
+    done = cli("learn", tmp_path / "list.csv", "--root", photos, "--state", tmp_path / "state")
+    assert f"paths are relative to {photos}, the folder of" in done.err
+    done = cli("correct", tmp_path / "list.csv", "--state", tmp_path / "state")
+    assert "paths are relative" not in done.err
 
 
 def test_files_that_are_no_images_are_named_and_no_error(photos, cli):
@@ -256,16 +294,16 @@ def test_lines_of_progress_where_bars_are_not_shown(photos, cli, monkeypatch, sm
     done = cli("learn", photos, "--state", state)
     lines = done.out.splitlines()
     assert "added: 10 of 32" in lines and any(re.fullmatch(r"added: 20 of 32, .* left", line) for line in lines)
-    assert any(re.fullmatch(r"judging: opinions: \w+ 3 of 6, .* left", line) for line in lines)
+    assert any(re.fullmatch(r"judging 32 samples: \d\d %, about .* left", line) for line in lines)
     (photos.parent / "fixes.csv").write_text("id,label\na/0.png,b\n")
     done = cli("correct", "--state", state, photos.parent / "fixes.csv")
-    assert done.code == 0 and "judging: features 0 of 32" in done.out
+    assert done.code == 0 and "all 32 samples are judged again" in done.out and "judging 32 samples: 0 %" in done.out
 
 
 def test_words_about_one_and_all(photos, cli, small_features):
     state = photos.parent / "state"
     cli("learn", photos, "--state", state)
-    assert "judged 0; all together once, again with" in " ".join(cli("status", "--state", state).out.split())
+    assert "judged 0; judged once so far; next time with" in " ".join(cli("status", "--state", state).out.split())
     (photos / "bad.png").write_bytes(b"")
     done = cli("predict", "--state", state, photos / "bad.png")
     assert done.code == 2 and done.err.endswith("purereplay: The only image was refused.\n")
@@ -285,11 +323,13 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(photos, cli, tmp_pa
     for part in (
         "images 5, of these in the state 0, unusable 1",
         "labels 2: a 3, b 1",
+        "new 4: a 3, b 1",
         "learned as 6 × 6 pixels, grey",
-        "full-memory",
+        "learner full-memory, seed 1",
     ):
         assert part in text
     assert "time about" in text and text.endswith("Nothing was written.")
+    assert done.err == "lost.png has no label\n"
     (photos / "lost.png").unlink()
     cli("learn", photos, "--state", tmp_path / "state", "--hold-rest", *TINY_OPTIONS)
     (tmp_path / "list.csv").write_text("path,label\na/0.png,x\nb/2.png,y\n")
@@ -298,6 +338,20 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(photos, cli, tmp_pa
     assert "images 2, of these in the state 2" in text and "learner spr" in text and "time unknown" in text
     done = cli("learn", "-", "--state", tmp_path / "state", "--dry-run")
     assert done.code == 2 and "--dry-run needs a folder or a list" in done.err
+
+
+def test_the_time_of_a_dry_run_has_a_fixed_part_and_is_0_if_nothing_is_new(photos, cli, tmp_path, small_features):
+    def told() -> str:
+        text = " ".join(cli("learn", photos, "--state", tmp_path / "state", "--dry-run").out.split())
+        return re.search(r"time (.*?) Nothing was written", text)[1]
+
+    for i in range(30):
+        (photos / "ab"[i % 2] / f"{i}.png").write_bytes(png(picture(i, i % 2)))
+    assert float(re.fullmatch(r"about (\S+) s", told())[1]) > 3  # 32 images
+    cli("learn", photos, "--state", tmp_path / "state", "--hold-rest")
+    assert told().startswith("about ")  # stored, and not judged yet
+    cli("learn", photos, "--state", tmp_path / "state")
+    assert told() == "0 s, since nothing is new"
 
 
 def test_work_that_takes_long_or_much_memory_is_announced_before_it_begins(photos, cli, monkeypatch):
@@ -349,7 +403,9 @@ def test_a_pipe_is_answered_line_by_line_and_a_second_process_is_refused(tmp_pat
     answers = [json.loads(text) for text in out.splitlines()]
     assert [a.get("id") for a in answers] == [f"s{i}" for i in range(3, 25)] + [None]
     assert answers[-1]["line"] == 27 and "line 27 is not JSON" in answers[-1]["error"]
-    assert process.returncode == 2 and err == "purereplay: 2 of 27 items were refused; the others were added.\n"
+    *summary, last = err.splitlines()
+    assert process.returncode == 2 and last == "purereplay: 2 of 27 items were refused; the others were added."
+    assert summary[0] == "samples added: 24, already known: 1, judged: 20" and "audit --state" in summary[1]
     assert len(fingerprint(tmp_path / "state")["decisions"]) == 20  # the rest is held
 
 

@@ -305,7 +305,7 @@ def test_what_a_person_said_is_a_judgement_too(tmp_path, small_features):
         assert {j.corrected_label for j in before} == {None}
         assert [(j.id, j.decision, j.corrected_label, j.reason) for j in said] == [
             ("s0", "corrected", "label 1", "corrected by a person"),
-            ("s1", "confirmed", "label 1", "corrected by a person"),
+            ("s1", "confirmed", "label 1", "confirmed by a person"),
             ("s24", "corrected", "new", "corrected by a person"),
         ]
         apply(session, [Correction("s0", "label 0")])

@@ -114,7 +114,7 @@ def test_a_dry_run_counts_moved_and_unusable_files(photos, state):
     before, seen = fingerprint(state), []
     found = plan(str(photos), state, Wanted(), progress=lambda n, total: seen.append((n, total)))
     assert (found.n_items, found.n_read, found.n_known) == (N + 2, N + 2, N - 2)
-    assert (found.n_moved, found.n_unusable) == (2, 2) and seen[0] == (0, N + 2)
+    assert (found.n_moved, len(found.refused)) == (2, 2) and seen[0] == (0, N + 2)
     assert fingerprint(state) == before
     outcomes = learn(photos)
     assert sum(o.new for o in outcomes) == 1 and sum(o.error is not None for o in outcomes) == 2

@@ -9,7 +9,7 @@ from tiny_state import TINY, TINY_MEMORY, items, picture, png, tiny
 
 from purereplay.live.audit import audit
 from purereplay.live.corrections import Correction, apply
-from purereplay.live.export.card import Facts, _data
+from purereplay.live.export.card import Facts, _data, _settings
 from purereplay.live.items import Item
 from purereplay.live.judgements import judgements
 from purereplay.live.learn import learn
@@ -17,6 +17,7 @@ from purereplay.live.settings import Wanted
 from purereplay.live.status import status
 from purereplay.live.store import Store
 from purereplay.nets.engine import Engine
+from purereplay.report.live import show_audit, show_status
 from purereplay.report.page import Extent
 from purereplay.report.state_report import write_state_report
 from purereplay.report.watching import _state
@@ -56,8 +57,9 @@ def test_they_are_neither_accepted_nor_rejected(state):
         assert told["r0"] == ("unjudged", None) and told["s0"][1] is not None
         facts = Facts("onnx", "", [], found, store.image_settings, None, None, None, "")  # type: ignore[arg-type]
         card = _data(facts)
-    assert "Judged: 40." in card and "Not judged, since too few images have the label: 2." in card
+    assert "Judged: 40." in card and "Not judged: 2, since too few samples have the label." in card
     assert ("could not be judged", "2") in _state(state).rows
+    assert "Samples whose label is believed: " in card and "preset" not in _settings(facts)
 
 
 def test_the_audit_says_so_and_lists_them_after_all_others(state):
@@ -156,6 +158,46 @@ def test_learn_does_not_count_them_as_rejected(tmp_path, small_features, learner
     with Store.reading(tmp_path / "state") as store:
         found = status(store)
         assert found["unjudged"] >= 2 and done.n_rejected == found["rejected"]
+
+
+def test_the_reason_is_named_if_all_samples_have_the_same_label(tmp_path, small_features, capsys):
+    with tiny(tmp_path / "state", "full-memory") as session:
+        session.take(items(0, 30, n_labels=1))
+        session.work(rest=True)
+        found = status(session.store)
+        assert found["unjudged"] == 30
+        show_status(found, "table")  # all samples teach, so there is no row about it
+        reasons = {verdict.reason for verdict in judgements(session.store, 0, 100)}
+    said = "all samples have the same label: add samples of another label"
+    shown = capsys.readouterr().out
+    assert said in shown and "teaching" not in shown
+    assert reasons == {"not judged: all samples had the same label when all were judged"}
+    with Store.reading(tmp_path / "state") as store:
+        show_audit(tmp_path / "audit.csv", audit(store, ENGINE, tmp_path / "audit.csv"))
+    assert f"could not be judged: 30, since {said}" in " ".join(capsys.readouterr().out.split())
+    write_state_report(tmp_path / "state", ENGINE, tmp_path / "report.html", Extent(9, 0), lambda *values: None)
+    assert (tmp_path / "report.html").read_text().count(said) == 2
+    with tiny(tmp_path / "state") as session:
+        session.take(rare(0, 2))
+        session.work(rest=True)
+        found = status(session.store)
+    assert found["unjudged"] == 2 and found["unjudged_reason"] == "too few samples have the label"
+
+
+def test_a_misspelt_label_is_hidden_once_no_sample_has_it_and_rows_of_people_name_no_other(state):
+    def labels() -> list[str]:
+        with Store.reading(state) as store:
+            return [row["label"] for row in status(store)["classes"]]
+
+    for label, shown in (("lable 0", True), ("label 0", False)):
+        with tiny(state) as session:
+            apply(session, [Correction("s1", label), Correction("s2", "label 2")])
+            session.settle()
+        assert ("lable 0" in labels()) is shown
+    rows = {row["id"]: row for row in audited(state)}
+    assert (rows["s1"]["reason"], rows["s2"]["reason"]) == ("corrected by a person", "confirmed by a person")
+    for name in ("s1", "s2"):
+        assert (rows[name]["likely_other_label"], rows[name]["likely_other_probability"]) == ("", "")
 
 
 def test_a_label_with_few_samples_in_a_buffer(tmp_path):

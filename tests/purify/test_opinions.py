@@ -399,6 +399,12 @@ def test_bad_input_is_reported():
         judge_labels(features, given, 2)
     with pytest.raises(InputError, match="trusted has shape"):
         judge_labels(features, given, 3, trusted=np.zeros(4, bool))
+    for labels in (given + 0.5, given.astype(str)):  # fractions would be cut off
+        with pytest.raises(InputError, match="must be integers from 0 to 2: number them"):
+            judge_labels(features, labels, 3)
+    for weights in (np.ones(9), np.full(10, 1.5), np.full(10, np.nan)):
+        with pytest.raises(InputError, match="10 numbers in"):
+            choose_model(features, given, weights, 3)
     with pytest.raises(InputError, match=r"must be \(n, 6\)"):
         choose_model(features, given, np.ones(10), 3).predict_proba(features[:, :2])
 

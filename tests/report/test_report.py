@@ -196,7 +196,46 @@ def test_nothing_is_left_of_what_is_done():
         bars.took(LearnProgress(total=500, n_seen=n), [None] * 250)
     assert told[-1] == "added: 500 of 500"
     judging = _JudgingText()
-    assert judging("features", 5, 10).endswith(" left") and judging("features", 10, 10) == "features 10 of 10"
+    assert judging("writing", 0, None) == ("writing", 0, None) and judging("judging", 9, 9)[0] == "judging 9 of 9"
+    assert judging("features", 5, 10)[0].startswith("judging 10 samples: 12 %, about ")
+    assert judging("classifier", 3, 3)[0] == "judging 10 samples: 100 %"
+
+
+def test_the_time_left_of_judging_falls_over_all_its_stages(monkeypatch):
+    from purereplay.report import live
+
+    now, judging, shares = [0.0], live._JudgingText(), []
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    work = [("features", k, 4) for k in range(4)]
+    work += [(f"opinions: {kind}", 3 * k + i, 6) for k in (0, 1) for i, kind in enumerate(("kernel", "linear", "near"))]
+    work += [("classifier: kernel", 0, 3), ("classifier: linear", 2, 3), ("classifier", 3, 3)]
+    for name, done, total in work:
+        share = judging(name, done, total)[1]
+        shares.append(share)
+        now[0] = 100 * share + 1e-9  # the stages cost what is expected
+        if share:
+            left = re.search(r"about (.*) left", judging(name, done, total)[0])
+            assert share == 1 or left[1] == live.duration(100 * (1 - share))
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == pytest.approx(1)
+
+
+def test_the_table_of_pairs_has_the_numbers_it_is_sorted_by(capsys):
+    from purereplay.report.live import _pair_table, out
+
+    pairs = [("cat", "dog", 40, 0.25), ("dog", "cat", 10, 0.5)]
+    out.print(
+        _pair_table([{"given": g, "likely": k, "n": n, "rate": r, "low": 0.0, "high": 1.0} for g, k, n, r in pairs])
+    )
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head[4] == "samples" and [row[:3] for row in rows] == [["cat", "dog", "10"], ["dog", "cat", "5"]]
+
+
+def test_the_estimate_names_the_labels_that_it_counts():
+    from purereplay.report.live import _told_of
+
+    noise = {"given": None, "likely": None, "n": 1287, "rate": 0.136, "low": 0.1, "high": 0.2}
+    assert _told_of(noise, 0) == "13.6 % (10.0 % to 20.0 %)"
+    assert _told_of(noise, 13) == "13.6 % of the 1,287 labels that no person has checked (10.0 % to 20.0 %)"
 
 
 def test_durations_carry():

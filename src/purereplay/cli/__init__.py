@@ -9,9 +9,11 @@ import sys
 import typer
 
 from purereplay.cli import filtering, live, output, pages, reproduce, runs, serving  # noqa: F401  # with commands
-from purereplay.cli.app import app
+from purereplay.cli.app import app, join_help_lines
 from purereplay.data.text import printable
 from purereplay.errors import UserError, is_out_of_memory
+
+join_help_lines()
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ Modules that take long to import are imported by the commands that need them, so
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated
 
 import typer
@@ -39,6 +40,23 @@ def root(
     if version:
         typer.echo(f"purereplay {__version__}")
         raise typer.Exit()
+
+
+def join_help_lines() -> None:
+    """Join the lines of each paragraph of the commands' help, since the terminal wraps them.
+
+    Indented lines, as those of examples, and lists stay as they are.
+    """
+    for command in app.registered_commands:
+        if command.callback is not None and command.callback.__doc__:
+            paragraphs = inspect.cleandoc(command.callback.__doc__).split("\n\n")
+            command.callback.__doc__ = "\n\n".join(map(_joined, paragraphs))
+
+
+def _joined(paragraph: str) -> str:
+    lines = paragraph.split("\n")
+    is_text = not any(line.startswith((" ", "- ", "* ")) for line in lines)
+    return " ".join(lines) if is_text else paragraph
 
 
 def overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:

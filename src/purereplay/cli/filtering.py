@@ -12,7 +12,9 @@ import typer
 from purereplay.cli.app import app
 from purereplay.cli.live import EncoderOption, some_refused
 from purereplay.errors import UserError
-from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, PREPARATION, Preparation, SmallClass
+from purereplay.purify.options import BLOCK_SIZE, DEFAULTS, PREPARATION, Preparation, SmallClass, check_choice
+
+SELF_CENTERED, JUDGE = METHODS = ("self-centered", "judge")
 
 
 @app.command("filter")
@@ -40,6 +42,13 @@ def filter_(
     ids: Annotated[
         str | None, typer.Option(help="Column or array of sample ids. (default: id or ids, if present)")
     ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="self-centered: compare each label's samples with each other; judge: compare all classes, which finds "
+            "more and is calibrated."
+        ),
+    ] = SELF_CENTERED,
     graphs: Annotated[
         int, typer.Option(help="Random graphs per class; 0 uses the similarity graph itself.")
     ] = DEFAULTS.n_graphs,
@@ -67,11 +76,17 @@ def filter_(
 
     An npz file holds arrays features (n, d), labels (n,) and optionally ids (n,). A table needs a header and a column
     label, and may have a column id; all other columns are features. Writes one row per sample: id (or row), label,
-    clean_probability, centrality, selected, preparation. See docs/filter.md.
+    clean_probability, centrality, selected, preparation. The clean probability sorts samples; it is not calibrated and
+    does not tell the share of wrong labels.
+
+    With --method judge the columns are id (or row), label, clean_probability, likely_label, accepted. This clean
+    probability is calibrated, and the share of wrong labels is estimated. See docs/filter.md.
 
     Examples:
 
         purereplay filter features.npz --out scores.csv
+
+        purereplay filter features.npz --method judge --out scores.csv
 
         purereplay filter table.parquet --columns 'f*' --labels category --ids path --out scores.parquet
 
@@ -80,8 +95,9 @@ def filter_(
         purereplay filter features --cluster ray=ADDRESS --prepare none --out scores
     """
     from purereplay.purify.filter import SelfCenteredFilter
-    from purereplay.report.filtering import filter_file, filter_folder
+    from purereplay.report.filtering import Judging, Method, filter_file, filter_folder
 
+    check_choice("--method", method, METHODS)
     small_class: SmallClass = "keep" if keep_small else DEFAULTS.small_class
     sample_filter = SelfCenteredFilter(
         n_graphs=graphs,
@@ -91,19 +107,32 @@ def filter_(
         block_size=block_size,
         n_jobs=threads,
     )
+    chosen: Method = sample_filter
+    if method == JUDGE:
+        given = {
+            "--graphs": graphs != DEFAULTS.n_graphs,
+            "--prepare": prepare != PREPARATION,
+            "--block-size": block_size != BLOCK_SIZE,
+            "--keep-small": keep_small,
+            "--threads": threads is not None,
+            "--cluster": cluster is not None,
+        }
+        if odd := [name for name, is_given in given.items() if is_given]:
+            raise UserError(f"{odd[0]} belongs to --method self-centered: leave it out with --method judge.")
+        chosen = Judging(seed)
     with _options_named():
         if encoder not in (None, "none"):
             if cluster is not None or columns is not None or ids is not None:
                 raise UserError("--encoder reads images: leave --cluster, --columns and --ids out.")
             from purereplay.report.filtering_images import filter_images
 
-            n_refused, n = filter_images(str(features), out, sample_filter, str(encoder), labels)
+            n_refused, n = filter_images(str(features), out, chosen, str(encoder), labels)
             if n_refused:
                 raise UserError(some_refused(n_refused, n, "image", "scored"))
         elif cluster is not None:
             filter_folder(features, out, sample_filter, cluster, features=columns, labels=labels, ids=ids)
         else:
-            filter_file(features, out, sample_filter, features=columns, labels=labels, ids=ids)
+            filter_file(features, out, chosen, features=columns, labels=labels, ids=ids)
 
 
 @contextmanager

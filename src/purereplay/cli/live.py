@@ -56,7 +56,7 @@ def learn(
         bool | None,
         typer.Option(
             "--score-rest/--hold-rest",
-            help="At the end, score the samples that do not fill a buffer, or hold them until more arrive. "
+            help="At the end, judge the samples that are not due yet, or hold them until more arrive. "
             "(default: hold them with a pipe or --follow)",
         ),
     ] = None,
@@ -134,8 +134,7 @@ def learn(
             answers=sys.stdout if is_pipe else None,
             observer=observer,
         )
-    if not is_pipe:
-        report.show_learned(state, done)
+    report.show_learned(state, done, is_pipe=is_pipe)
     if done.n_refused:
         raise UserError(some_refused(done.n_refused, done.n_seen, "item", "added"))
 
@@ -183,7 +182,7 @@ def audit(
     out: Annotated[Path, typer.Option(help="File to write: .jsonl for JSON lines, otherwise CSV.")],
     device: Device = "auto",
 ) -> None:
-    """List every scored sample, lowest clean probability first: label, probability, decision, likely other label.
+    """List every judged sample, lowest clean probability first: label, probability, decision, likely other label.
 
     Can be used while `learn` runs.
 
@@ -255,7 +254,7 @@ def status(
     state: State,
     form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
 ) -> None:
-    """Show the number of samples in a state: scored and waiting, accepted and rejected, by label.
+    """Show the number of samples in a state: judged and waiting, accepted and rejected, by label.
 
     Can be used while `learn` runs.
 

@@ -147,10 +147,10 @@ def demo(
     ),
     seed: Seed = 1,
 ) -> None:
-    """Run Pure Replay on 1,797 handwritten digits with 40 % wrong labels: about a minute, no download.
+    """Compare three learners on 1,797 handwritten digits with 40 % wrong labels: half a minute, no download.
 
-    Self-Purified Replay (spr) and plain replay (crs) then learn the same stream. In the end its images are learned into
-    a state, whose labels can be reviewed in the browser.
+    Pure Replay (pure-replay), Self-Purified Replay (spr) and plain replay (crs) learn the same stream. In the end its
+    images are learned into a state, whose labels can be reviewed in the browser.
 
     Example:
 

@@ -167,7 +167,8 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     outside = (flat < 0) | (flat > 1)
     if outside.any():
         value = flat[outside][0]
-        _refuse(outside, f"holds {value:g}, but images of floats must lie in [0, 1]")
+        remedy = "Divide them by their largest value" if value > 1 else "Scale them"
+        _refuse(outside, f"holds {value:g}: images of floats must lie in [0, 1]. {remedy}, or give uint8")
     return np.ascontiguousarray(np.rint(array.astype(np.float64) * 255).astype(np.uint8))
 
 

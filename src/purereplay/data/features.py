@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from purereplay.data.csv_files import BadRow, CsvRows, open_csv
 from purereplay.data.files import whole_file
 from purereplay.data.labels import is_missing, plain_value
 from purereplay.data.memory import check_contents, check_samples
-from purereplay.data.parquet import MAX_NAME, Columns, read_parquet
+from purereplay.data.parquet import MAX_NAME, OTHER_COLUMNS, Columns, read_parquet
 from purereplay.data.progress import Progress
 from purereplay.errors import UserError
 
@@ -34,6 +35,7 @@ SUFFIXES = (".npz", ".csv", ".parquet")
 _OF_ENCODER = ("encoder", "encoder_digest")  # arrays with one text each, in a file that says what made it
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _LINES = 4096  # lines of a CSV file parsed at a time
+_RUN = 4  # numbered columns from which on only the first and the last are named
 _MAGIC = b"\x93NUMPY"
 _CELLS = 2**20  # cells of these lines
 
@@ -301,7 +303,7 @@ def _numbers(path: Path, cells: list[list[str]], lines: list[int], names: Sequen
             for name, cell in zip(names, row, strict=True):
                 if not _is_number(cell):
                     where = f"Line {line} of {path}, column {name!r}"
-                    raise UserError(f"{where}: {cell[:80]!r} is not a number.") from None
+                    raise UserError(f"{where}: {cell[:80]!r} is not a number: {OTHER_COLUMNS}.") from None
         raise
     with np.errstate(over="ignore"):  # infinity is reported later
         return values.astype(np.float32)
@@ -322,7 +324,7 @@ def _columns(path: Path, names: list[str], features: str, labels: str | None, id
         if own in known_names:
             raise UserError(f"{path} has two columns named {own!r}.")
         known_names.add(own)
-    known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    known = _listed(names)
     for (one, many), chosen_name, option in ((("label", "labels"), labels, "--labels"), (("id", "ids"), ids, "--ids")):
         if chosen_name is None and one in known_names and many in known_names:
             raise UserError(f"{path} has columns {one!r} and {many!r}: choose one of them with {option}.")
@@ -340,6 +342,16 @@ def _columns(path: Path, names: list[str], features: str, labels: str | None, id
     if not chosen:
         raise UserError(f"{path} has no columns of features (--columns {features!r}); its columns are: {known}.")
     return Columns(chosen, own_label or "label", own_id)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as text; a run of numbered ones, such as f0 to f63, as its first and last."""
+    parts = []
+    for _, group in groupby(names, key=lambda name: (name.rstrip("0123456789"), name[-1:].isdigit())):
+        run = list(group)
+        is_run = len(run) >= _RUN and run[0][-1:].isdigit()
+        parts += [f"{run[0]} … {run[-1]} ({len(run):,} columns)"] if is_run else run
+    return ", ".join(parts[:20]) + (", …" if len(parts) > 20 else "")
 
 
 def _first_of(names: Sequence[str], wanted: Sequence[str]) -> str | None:

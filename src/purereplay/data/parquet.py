@@ -15,6 +15,7 @@ from purereplay.errors import UserError
 _ROWS = 8192  # rows converted at a time
 _ENTRIES = 2**22  # features of these rows, or bytes of their labels and ids
 _FEW = 64  # rows converted at a time if their texts may be much longer than the file
+OTHER_COLUMNS = "choose columns of features with --columns, and that of ids with --ids"  # remedy for text in a column
 MAX_NAME = 4096  # characters of a label or id
 
 
@@ -192,7 +193,7 @@ def _uneven(path: Path, row: int, n: int, n_before: int) -> UserError:
 
 def _check_numbers(types: Any, path: Path, name: str, kind: Any) -> None:
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise UserError(f"The column {name!r} of {path} holds {kind}, not numbers: choose columns with --columns.")
+        raise UserError(f"The column {name!r} of {path} holds {kind}, not numbers: {OTHER_COLUMNS}.")
 
 
 def _float32(column: Any) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ from purereplay.live.encoding import inputs
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.predict import Predictor, current_classifier, with_current
 from purereplay.live.store import Current, Store
-from purereplay.live.verdicts import ALL, Estimate, read_noise, unjudged
+from purereplay.live.verdicts import ALL, CONFIRMED, PERSON, Estimate, read_noise, unjudged, why_unjudged
 from purereplay.nets.engine import Engine
 
 _CHUNK = 500  # samples
@@ -53,13 +53,13 @@ class Line(NamedTuple):
     id: str  # with which it was added, or the path that its file was moved to
     given_label: str
     clean_probability: float | None  # high = clean; 1 if a person has checked the label; None: not judged
-    # accepted or rejected, which spr and pure-replay draw; unjudged: too few samples have the label; corrected or
-    # confirmed by a person
+    # accepted or rejected, which spr and pure-replay draw; unjudged: too few samples have the label, or all have it;
+    # corrected or confirmed by a person
     decision: str
     likely_other_label: str | None  # None: the given label is the most likely one, or there is no classifier yet
     likely_other_probability: float | None
     corrected_label: str | None  # None: not corrected
-    in_purified: bool  # it teaches the classifier: in the purified buffer now
+    in_purified: bool  # in the purified buffer now; full-memory: its label is believed
     centrality: float | None  # None: the learner full-memory has none
     buffer: int  # in which it was scored; full-memory: number of the last time that it was judged
     changed_at: int | None  # number of samples when the decision was made or changed; only full-memory revises it
@@ -75,7 +75,9 @@ class Audited(NamedTuple):
     scored: int
     rejected: int
     disputed: int  # rejected, and another label is more likely
-    unjudged: int  # too few samples have the label
+    unjudged: int
+    unjudged_reason: str | None  # why; None: all could be judged
+    waiting: int  # samples that wait to be judged, and are not listed
     noise: Estimate | None  # share of wrong labels; None: unknown
 
 
@@ -109,7 +111,16 @@ def audit(store: Store, engine: Engine, out: Path, progress: Callable[[int, int]
         with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
             write(file, counted())
         noise = read_noise(store).get((ALL, ALL))
-        return Audited(counts["scored"], counts["rejected"], counts["disputed"], counts["unjudged"], noise)
+        reason = why_unjudged(store) if counts["unjudged"] else None
+        return Audited(
+            counts["scored"],
+            counts["rejected"],
+            counts["disputed"],
+            counts["unjudged"],
+            reason,
+            store.n_samples - counts["scored"],
+            noise,
+        )
 
     return with_current(store, use)
 
@@ -148,6 +159,7 @@ def _lines(store: Store, classifier: Predictor | None) -> Iterator[Line]:
             decision = "unjudged" if few else "accepted" if selected else "rejected"
             if corrected is not None:  # what the filter said of the given label does not count any more
                 probability, decision = 1.0, "confirmed" if corrected == given else "corrected"
+                other, why = (None if full else other), why and (CONFIRMED if corrected == given else PERSON)
             yield Line(
                 id=identity,
                 given_label=given,

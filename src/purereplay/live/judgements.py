@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.store import Store
-from purereplay.live.verdicts import PERSON, is_unjudged
+from purereplay.live.verdicts import CONFIRMED, PERSON, is_unjudged
 
 MAX_JUDGEMENTS = 1000  # of one answer of a server
 _COLUMNS = "s.id, c.label, v.probability, v.selected"
@@ -54,7 +54,7 @@ def _judgement(
     if is_unjudged(reason):
         chance, decision = None, "unjudged"
     if reason == PERSON:  # what is in effect now, also in a verdict before a later correction
-        chance, decision = (1.0, "confirmed") if label == given else (0.0, "corrected")
+        chance, decision, reason = (1.0, "confirmed", CONFIRMED) if label == given else (0.0, "corrected", PERSON)
     else:
         label = None
     return Judgement(number, name, given, chance, decision, n, reason, label)

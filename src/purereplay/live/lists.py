@@ -21,6 +21,7 @@ from purereplay.data.csv_files import BadRow, open_csv
 from purereplay.errors import UserError
 from purereplay.live.items import Item, Offer, Refusal, Refused, checked_id, checked_label, short
 
+NOT_FOUND = "was not found in "  # begins the reason for refusing a path; the folder follows
 MAX_LINE = 16 * 2**20  # bytes of a JSON line
 _OPTIONAL = ("id", "image")  # columns that are read if they are there
 
@@ -58,11 +59,11 @@ def _header(path: Path, row: list[str] | BadRow, columns: tuple[str, ...], one_o
     if isinstance(row, BadRow):
         raise UserError(f"The header of {path} cannot be read: {row.reason}.")
     header = [name.strip().lower() for name in row]
-    if not set(columns) <= set(header):
-        raise UserError(f"{path} needs a header with the columns {' and '.join((*columns, *one_of[:1]))}.")
     found = [name for name in one_of if name in header]
-    if one_of and not found:
-        raise UserError(f"{path} needs a header with the columns {' and '.join((*columns, one_of[0]))}.")
+    if not set(columns) <= set(header) or (one_of and not found):
+        has = short(", ".join(name.strip() for name in row)) if row else "nothing"
+        needed = " and ".join((*columns, *one_of[:1]))
+        raise UserError(f"{path} needs a header with the columns {needed}; it has: {has}.")
     if len(found) > 1:
         raise UserError(f"{path} has the columns {' and '.join(found)}: remove one of them.")
     for name in (*columns, *one_of, *_OPTIONAL):
@@ -138,6 +139,8 @@ def within(path: object, root: Path) -> tuple[Path, Path]:
     try:
         found, real_root = (root / path).resolve(strict=True), root.resolve()
         inside = found.is_relative_to(real_root)
+    except FileNotFoundError:
+        raise Refused(f"{NOT_FOUND}{root}") from None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise Refused(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not inside:

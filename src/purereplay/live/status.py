@@ -10,11 +10,14 @@ from purereplay.live.images import Shape
 from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.settings import StateSettings, buffer_sizes
 from purereplay.live.store import Store
-from purereplay.live.verdicts import ALL, last_revision, read_noise, rejected, unjudged
+from purereplay.live.verdicts import ALL, last_revision, read_noise, rejected, unjudged, why_unjudged
+
+# labels that people gave and that are in effect: those of the last correction of each sample
+_OF_PEOPLE = "SELECT label FROM corrections WHERE number IN (SELECT max(number) FROM corrections GROUP BY position)"
 
 
 class ClassStatus(TypedDict):
-    """One label of a state."""
+    """One label of a state that samples have, as given or by a person."""
 
     label: str
     samples: int
@@ -42,10 +45,11 @@ class Status(TypedDict):
     waiting: int
     accepted: int  # with those that a person has corrected
     rejected: int
-    unjudged: int  # scored, but too few samples have the label; neither accepted nor rejected
+    unjudged: int  # scored, but nothing could be said of the label; neither accepted nor rejected
+    unjudged_reason: str | None  # why; None: all could be judged
     buffers: int
     delayed_size: int | None  # None: the learner full-memory has no buffers
-    purified: int  # samples that teach the classifier
+    purified: int  # samples in the purified buffer; full-memory: those whose label is believed
     purified_size: int | None
     revisions: int  # times that full-memory has judged all samples
     next_revision: int | None  # number of samples at which it does so again
@@ -75,7 +79,7 @@ def status(store: Store) -> Status:
             " LEFT JOIN samples s ON s.label = c.code LEFT JOIN decisions d ON d.position = s.position"
             f" LEFT JOIN ({unjudged(store)}) u ON u.position = s.position"
             f" LEFT JOIN ({rejected(store)}) r ON r.position = s.position"
-            " GROUP BY c.code ORDER BY c.code"
+            f" GROUP BY c.code HAVING count(s.position) OR c.code IN ({_OF_PEOPLE}) ORDER BY c.code"
         )
         n_rejected, n_unjudged = (sum(row[column] for row in classes) for column in (3, 4))
         settings = store.settings
@@ -87,6 +91,7 @@ def status(store: Store) -> Status:
             "accepted": scored - n_rejected - n_unjudged,
             "rejected": n_rejected,
             "unjudged": n_unjudged,
+            "unjudged_reason": why_unjudged(store) if n_unjudged else None,
             "buffers": count("SELECT coalesce(max(buffer) + 1, 0) FROM decisions") if delayed_size else 0,
             "delayed_size": delayed_size,
             "purified": count("SELECT count(*) FROM purified"),

@@ -1,7 +1,8 @@
 """Verdicts of the learner `full-memory` in the tables of a state, with their history.
 
 `decisions` and `likely` have the current verdict on every sample. A sample that is not in `likely` could not be judged:
-too few samples had its label when all were judged. Its probability is only the share of right labels in all.
+too few samples had its label when all were judged, or all had the same. Its probability is only the share of right
+labels in all.
 `verdicts` has the first verdict, every later one that changed a decision, and those of a person. `revisions` has each
 time that all samples were judged, and `noise` the estimate of the last time.
 """
@@ -27,7 +28,9 @@ UNKNOWN = -1  # most likely label of a sample that could not be judged
 FIRST = "first judged"
 ARRIVED = "judged by the classifier when it arrived"
 PERSON = "corrected by a person"
+CONFIRMED = "confirmed by a person"  # shown for PERSON if the label is the given one
 TOO_FEW = "not judged: too few samples had this label when all were judged"
+ONE_LABEL = "not judged: all samples had the same label when all were judged"
 _NOT_JUDGED = "not judged: "  # begins this reason, and that of earlier versions
 
 
@@ -122,11 +125,12 @@ def _write(store: Store, revision: int, n_samples: int, judged: Judgements, firs
         store.put("decisions", [(p, revision, chance, 0.0, selected) for p, chance, selected, _, _ in rows])
         store.delete("likely", "position", [(p,) for p, _, _, label, _ in rows if label == UNKNOWN])
         store.put("likely", [(p, label, chance) for p, _, _, label, chance in rows if label != UNKNOWN])
-        history = []
+        history, end = [], judged.start + len(judged.probability)
+        why_not = ONE_LABEL if UNKNOWN in judged.likely[positions - judged.start] and one_label(store, end) else TOO_FEW
         for p, chance, selected, label, _ in rows:
             if before.get(p) != (selected, label != UNKNOWN):
                 n_new, n_changed = n_new + (p not in before), n_changed + (p in before)
-                why = TOO_FEW if label == UNKNOWN else reason if p in before else first
+                why = why_not if label == UNKNOWN else reason if p in before else first
                 history.append((next(numbers), p, revision, n_samples, chance, selected, why))
         store.insert("verdicts", history)
     return Written(n_new, n_changed)
@@ -135,6 +139,23 @@ def _write(store: Store, revision: int, n_samples: int, judged: Judgements, firs
 def is_unjudged(reason: str) -> bool:
     """Return whether a verdict with this reason says that the sample could not be judged."""
     return reason.startswith(_NOT_JUDGED)
+
+
+def one_label(store: Store, stop: int | None = None) -> bool:
+    """Return whether all samples before a position have the same label, so that none of them can be judged.
+
+    A label that a person gave counts as another one.
+    """
+    end = store.n_samples if stop is None else stop
+    sql = "SELECT label FROM samples WHERE position < ? UNION SELECT label FROM corrections WHERE position < ? LIMIT 2"
+    return len(store.query(sql, [end, end])) == 1
+
+
+def why_unjudged(store: Store) -> str:
+    """Return why samples could not be judged, with the remedy if there is one."""
+    if store.settings.learner == FULL_MEMORY and one_label(store):
+        return "all samples have the same label: add samples of another label"
+    return "too few samples have the label"
 
 
 def _pieces(judged: Judgements) -> Iterator[NDArray[np.int64]]:

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
 from purereplay.data.features import FeatureTable, read_features
+from purereplay.data.memory import machine_memory
 from purereplay.data.progress import Progress as ProgressCallback
 from purereplay.data.scores import check_destination, write_scores
 from purereplay.errors import UserError
 from purereplay.purify.beta_mixture import MIN_SAMPLES
 from purereplay.purify.filter import SelfCenteredFilter
 from purereplay.purify.folders import Choice, filter_on_ray, parquet_parts, read_parts
+from purereplay.purify.opinions import FeatureMap, judge_labels
 from purereplay.report.plain import escaped
 from purereplay.report.terminal import PlainLines, duration, out, percent, progress_bars, time_left
+
+_ENTRY_BYTES = 100  # that judging needs for each sample and label
+
+
+class Judging(NamedTuple):
+    """The method `judge`: all classes are compared with each other, by `judge_labels`."""
+
+    seed: int
+
+
+Method = SelfCenteredFilter | Judging
 
 
 def filter_file(
     source: Path,
     destination: Path,
-    sample_filter: SelfCenteredFilter,
+    method: Method,
     *,
     features: str | None = None,
     labels: str | None = None,
@@ -42,46 +56,109 @@ def filter_file(
             table = read_parts(parquet_parts(source), Choice(features, labels, ids), reading)
         else:
             table = read_features(source, features=features, labels=labels, ids=ids, progress=reading)
-        score_table(bars, table, destination, sample_filter)
-    show_summary(destination, sample_filter, started)
+        summary = score_table(bars, table, destination, method)
+    show_summary(destination, summary, started)
 
 
-def score_table(bars: Progress, table: FeatureTable, destination: Path, sample_filter: SelfCenteredFilter) -> None:
-    """Score samples and write one row for each."""
+class Summary(NamedTuple):
+    """Summary of scores for the terminal."""
+
+    rows: list[tuple[str, str]]
+    note: str = ""
+
+
+def score_table(bars: Progress, table: FeatureTable, destination: Path, method: Method) -> Summary:
+    """Score samples and write one row for each; returns the summary."""
     n, d = table.features.shape
     bars.print(f"{n:,} samples with {d:,} features each")
-    sample_filter.fit(table.features, table.labels, progress=timed_bar(bars, "scoring"))
+    progress = timed_bar(bars, "scoring")
+    if isinstance(method, Judging):
+        columns, summary = _judged(table, method, progress)
+    else:
+        columns, summary = _self_centered(table, method, progress)
     bars.add_task(f"writing {escaped(destination.name)}", total=None, what="")
+    first = {"id": table.ids} if table.ids is not None else {"row": np.arange(n)}
+    write_scores(destination, {**first, "label": table.labels, **columns})
+    return summary
+
+
+def show_summary(destination: Path, summary: Summary, started: float) -> None:
+    """Print a summary of the scores."""
+    shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for row in summary.rows:
+        shown.add_row(*row)
+    shown.add_row("time", duration(time.monotonic() - started))
+    out.print(shown)
+    if summary.note:
+        out.print(summary.note)
+    out.print(f"in [bold]{escaped(destination)}[/bold]")
+
+
+def _judged(table: FeatureTable, method: Judging, progress: ProgressCallback) -> tuple[dict[str, Any], Summary]:
+    """Return the columns and the summary of the method `judge`."""
+    places = {label: code for code, label in enumerate(dict.fromkeys(table.labels.tolist()))}
+    n, k = len(table.labels), len(places)
+    memory = machine_memory()
+    if memory is not None and n * k * _ENTRY_BYTES > memory // 2:
+        raise UserError(
+            f"Judging {n:,} samples of {k:,} labels takes {n * k * _ENTRY_BYTES / 2**30:,.0f} GiB, more than half of "
+            "this machine's memory: use --method self-centered."
+        )
+    names = np.empty(k, dtype=object)
+    names[:] = list(places)
+    codes = np.array([places[label] for label in table.labels.tolist()], np.int64)
+    features = FeatureMap.fit(table.features, method.seed).transform(table.features)
+    found = judge_labels(features, codes, k, seed=method.seed, watch=progress)
     columns = {
-        **({"id": table.ids} if table.ids is not None else {"row": np.arange(n)}),
-        "label": table.labels,
+        "clean_probability": found.clean_probability,
+        "likely_label": names[found.likely_label],
+        "accepted": found.accepted,
+    }
+    noise, n_few = found.noise.overall, int(found.unjudged.sum())
+    share = f"{percent(noise.rate)} ({percent(noise.low)} to {percent(noise.high)})" if noise.n else "unknown"
+    few = [
+        (
+            "could not be judged",
+            f"{n_few:,}: {'too few samples have the label' if k > 1 else 'all samples have the same label'}",
+        )
+    ]
+    rows = [
+        ("classes", f"{k:,}"),
+        *(few if n_few else []),
+        ("wrong labels, estimated", share),
+        ("accepted", f"{int(found.accepted.sum()):,} ({percent(float(found.accepted.mean()))})"),
+    ]
+    return columns, Summary(rows)
+
+
+def _self_centered(
+    table: FeatureTable, sample_filter: SelfCenteredFilter, progress: ProgressCallback
+) -> tuple[dict[str, Any], Summary]:
+    """Return the columns and the summary of the Self-Centered filter."""
+    sample_filter.fit(table.features, table.labels, progress=progress)
+    selected = sample_filter.select()
+    columns = {
         "clean_probability": sample_filter.clean_probability_,
         "centrality": sample_filter.centrality_,
-        "selected": sample_filter.select(),
-        "preparation": [sample_filter.preparation_] * n,
+        "selected": selected,
+        "preparation": [sample_filter.preparation_] * len(table.labels),
     }
-    write_scores(destination, columns)
-
-
-def show_summary(destination: Path, sample_filter: SelfCenteredFilter, started: float) -> None:
-    """Print a summary of the scores."""
-    selected = sample_filter.select()
-    shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     n_small = int((sample_filter.class_sizes_ < MIN_SAMPLES).sum())
     n_cut = int((sample_filter.n_blocks_ > 1).sum())
     small = (
         f", {n_small:,} of them with fewer than {MIN_SAMPLES} samples ({sample_filter.small_class})" if n_small else ""
     )
-    shown.add_row("classes", f"{len(sample_filter.classes_):,}{small}")
-    if n_cut:
-        shown.add_row("", f"{n_cut:,} with more than {sample_filter.block_size:,} samples, scored in blocks")
+    cut = [("", f"{n_cut:,} with more than {sample_filter.block_size:,} samples, scored in blocks")]
     prepared = {"directions": "centred, main directions", "none": "as given"}
-    shown.add_row("features", prepared[sample_filter.preparation_])
-    shown.add_row("mean clean probability", percent(float(sample_filter.clean_probability_.mean())))
-    shown.add_row("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})")
-    shown.add_row("time", duration(time.monotonic() - started))
-    out.print(shown)
-    out.print(f"in [bold]{escaped(destination)}[/bold]")
+    rows = [
+        ("classes", f"{len(sample_filter.classes_):,}{small}"),
+        *(cut if n_cut else []),
+        ("features", prepared[sample_filter.preparation_]),
+        ("mean clean probability", percent(float(sample_filter.clean_probability_.mean()))),
+        ("selected", f"{int(selected.sum()):,} ({percent(float(selected.mean()))})"),
+    ]
+    note = "Sort by the clean probability. It is not calibrated: without wrong labels its mean is about 50 %."
+    return columns, Summary(rows, note)
 
 
 def filter_folder(

@@ -18,13 +18,12 @@ from purereplay.errors import UserError
 from purereplay.live.encoding import PIECE, Encoding
 from purereplay.live.intake import open_source
 from purereplay.live.items import Item, Outcome
-from purereplay.purify.filter import SelfCenteredFilter
-from purereplay.report.filtering import score_table, show_summary, timed_bar
+from purereplay.report.filtering import Method, score_table, show_summary, timed_bar
 from purereplay.report.terminal import progress_bars
 
 
 def filter_images(
-    source: str, destination: Path, sample_filter: SelfCenteredFilter, encoder: str, labels: str | None = None
+    source: str, destination: Path, method: Method, encoder: str, labels: str | None = None
 ) -> tuple[int, int]:
     """Score the labels of images by the features of an encoder; returns how many images were refused, and all.
 
@@ -57,6 +56,6 @@ def filter_images(
             raise UserError(f"{source} holds no images that can be encoded.")
         given = np.empty(len(found), dtype=object)
         given[:] = found
-        score_table(bars, FeatureTable(np.stack(rows), given, ids), destination, sample_filter)
-    show_summary(destination, sample_filter, started)
+        summary = score_table(bars, FeatureTable(np.stack(rows), given, ids), destination, method)
+    show_summary(destination, summary, started)
     return n - len(rows), n

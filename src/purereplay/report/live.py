@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -25,13 +25,15 @@ from purereplay.live.export.exporter import Exported
 from purereplay.live.full_memory import Judged
 from purereplay.live.items import Outcome
 from purereplay.live.learn import LearnObserver, LearnProgress
-from purereplay.live.memory_settings import FullMemorySettings
+from purereplay.live.lists import NOT_FOUND
+from purereplay.live.memory_settings import FULL_MEMORY, FullMemorySettings
 from purereplay.live.plan import Plan
 from purereplay.live.predict import Prediction
 from purereplay.live.shapes import Chosen
 from purereplay.live.status import NoiseStatus, Status
 from purereplay.live.verdicts import Estimate
 from purereplay.nets.engine import TrainingProgress
+from purereplay.purify.opinions import JudgingShare
 from purereplay.report.sinks import Sinks
 from purereplay.report.terminal import (
     PlainLines,
@@ -48,11 +50,12 @@ from purereplay.report.terminal import (
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # standard output is for answers alone
 _PAIRS = 10  # of labels, in `status`
+_REFUSED = 10  # items that are named
 Measured = dict[str, float]
 
 
 class LearnBars(LearnObserver):
-    """Bars of `learn`: items added, samples scored with the time left, and steps of the current training."""
+    """Bars of `learn`: items added, samples judged with the time left, and steps of the current training."""
 
     def __init__(self, bars: Bars, interrupted: list[bool], write: Callable[[Measured, int], None]) -> None:
         self.bars = bars
@@ -65,6 +68,9 @@ class LearnBars(LearnObserver):
 
     def should_stop(self) -> bool:
         return bool(self.interrupted)
+
+    def end(self) -> None:
+        """Print what is left to be said, after everything else."""
 
     def chose(self, chosen: Chosen) -> None:
         if chosen.resizes:
@@ -85,7 +91,8 @@ class LearnBars(LearnObserver):
         self._update_scored(progress, now)
 
     def judging(self, progress: LearnProgress, work: str, done: int, total: int | None) -> None:
-        self._update("judging", done, total, self.judging_text(work, done, total))
+        text, share, of_all = self.judging_text(work, done, total)
+        self._update("judging", share, of_all, text)
 
     def scored(self, progress: LearnProgress, report: FilterReport | Judged) -> None:
         self._update_scored(progress, None)
@@ -96,36 +103,58 @@ class LearnBars(LearnObserver):
         text = f"{progress.n_scored:,} of {progress.n_to_score:,} samples"
         left = seconds_left(progress.steps, [progress.account], now)
         text += time_left(left, progress.n_scored, progress.n_to_score)
-        self._update("scored", progress.n_scored, progress.n_to_score, text)
+        self._update("judged", progress.n_scored, progress.n_to_score, text)
 
-    def _update(self, name: str, done: int, total: int | None, text: str) -> None:
+    def _update(self, name: str, done: float, total: float | None, text: str) -> None:
         if name not in self.rows:
             self.rows[name] = self.bars.add_task(name, total=total, what="")
-        self.bars.update(self.rows[name], completed=done, total=total, what=text)
-        self.lines(f"{name}: {text}")
+        self.bars.update(self.rows[name], completed=done, total=total, what=text.removeprefix(f"{name} "))
+        self.lines(_line(name, text))
+
+
+def _line(name: str, text: str) -> str:
+    return text if text.startswith(f"{name} ") else f"{name}: {text}"
 
 
 class _JudgingText:
-    """Text about judging all samples: the current work, its steps, and the time that is left of it."""
+    """Text about judging all samples: the share of all stages that is done, and the time that is left.
+
+    Other work, such as writing a file, has its own steps.
+    """
 
     def __init__(self) -> None:
-        self.phase = ("", 0.0)  # name, and when it began
+        self.share = JudgingShare()
+        self.last = ("", 0.0)  # the work, and the share of it that was done
+        self.began = 0.0  # when it began
 
-    def __call__(self, work: str, done: int, total: int | None) -> str:
-        phase, now = work.partition(":")[0], time.monotonic()
-        if phase != self.phase[0]:
-            self.phase = (phase, now)
-        left = (now - self.phase[1]) * (total - done) / done if done and total else None
-        text = work + (f" {done:,} of {total:,}" if total else "")
-        return text + time_left(left, done, total)
+    def __call__(self, work: str, done: int, total: int | None) -> tuple[str, float, float | None]:
+        """Return the text, what is done, and of how much."""
+        overall, now = self.share(work, done, total), time.monotonic()
+        name = work.partition(":")[0] if overall is None else "all stages"
+        share = overall if overall is not None else done / total if total else 0.0
+        if name != self.last[0] or share < self.last[1]:
+            self.began = now
+        self.last = (name, share)
+        left = (now - self.began) * (1 - share) / share if share else None
+        if overall is None:
+            return work + (f" {done:,} of {total:,}" if total else "") + time_left(left, done, total), done, total
+        about = "" if left is None or share >= 1 else f", about {duration(left)} left"
+        return self.share.text(share) + about, share, 1.0
 
 
 class _FileBars(LearnBars):
-    """Bars of `learn` that also name refused items on standard error; a pipe names them in its answers."""
+    """Bars of `learn` that also name the first refused items on standard error; a pipe names them in its answers."""
+
+    def __init__(self, bars: Bars, interrupted: list[bool], write: Callable[[Measured, int], None]) -> None:
+        super().__init__(bars, interrupted, write)
+        self.refused = RefusedLines()
 
     def took(self, progress: LearnProgress, outcomes: list[Outcome]) -> None:
-        show_refused(outcomes)
+        self.refused(outcomes)
         super().took(progress, outcomes)
+
+    def end(self) -> None:
+        self.refused.end()
 
 
 @contextmanager
@@ -135,9 +164,11 @@ def learning(*, is_pipe: bool, state: Path, log: str | None = None) -> Iterator[
     log_to(_stderr if is_pipe else out)
     with progress_bars(disable=is_pipe) as bars, interruptible() as interrupted:
         kind = LearnBars if is_pipe else _FileBars
+        observer = kind(bars, interrupted, lambda values, step: sinks.write(state, values, step))
         try:
-            yield kind(bars, interrupted, lambda values, step: sinks.write(state, values, step))
+            yield observer
         finally:
+            observer.end()
             sinks.close()
 
 
@@ -157,17 +188,18 @@ def _measured(progress: LearnProgress, report: FilterReport | Judged) -> Measure
 
 
 def show_plan(plan: Plan) -> None:
-    """Print what `learn` would do."""
+    """Print what `learn` would do, and name the first items that it would refuse on standard error."""
+    show_refused(plan.refused)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    counts = f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {plan.n_unusable:,}"
+    counts = f"{plan.n_items:,}, of these in the state {plan.n_known:,}, unusable {len(plan.refused):,}"
     table.add_row("images", counts + (f", moved {plan.n_moved:,}" if plan.n_moved else ""))
     if plan.n_read < plan.n_items:
         table.add_row("", f"only {plan.n_read:,} of them were read: more may be unusable or moved")
     if plan.n_others:
         table.add_row("other files", f"{plan.n_others:,}, skipped")
-    names = sorted(plan.labels, key=lambda name: -plan.labels[name])
-    shown = ", ".join(f"{name} {plan.labels[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
-    table.add_row("labels", Text(printable(f"{len(names):,}: {shown}")))
+    table.add_row("labels", Text(printable(f"{len(plan.labels):,}: {_by_label(plan.labels)}")))
+    if plan.new:
+        table.add_row("new", Text(printable(f"{sum(plan.new.values()):,}: {_by_label(plan.new)}")))
     if plan.new_labels:
         table.add_row("new labels", Text(_some(plan.new_labels)))
     if plan.chosen is not None:
@@ -178,39 +210,54 @@ def show_plan(plan: Plan) -> None:
             "kept as" if plan.settings.encoder else "learned as",
             f"{width:,} × {height:,} pixels, {'colour' if channels == 3 else 'grey'}",
         )
-        table.add_row("learner", f"{plan.settings.learner}, preset {plan.settings.preset}, seed {plan.settings.seed}")
+        table.add_row("learner", _created_with(plan.settings.learner, plan.settings.preset, plan.settings.seed))
         if (encoder := plan.settings.encoder) is not None:
             table.add_row("encoder", Text(printable(f"{encoder.text}, {encoder.dim:,} features")))
     table.add_row("room on disk", f"{plan.n_bytes / 2**20:,.1f} MiB")
-    table.add_row("time", "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}")
+    about = "unknown" if plan.seconds is None else f"about {duration(plan.seconds)}"
+    table.add_row("time", about if plan.seconds != 0 else "0 s, since nothing is new")
     out.print(table)
     for sentence in plan.warnings:
         _stderr.print(sentence)
     out.print("Nothing was written.")
 
 
-def show_learned(state: Path, done: LearnProgress) -> None:
-    """Print the counts of `learn`."""
-    out.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, scored: {done.n_scored:,}")
+def _created_with(learner: str, preset: str, seed: int) -> str:
+    """Return learner, preset and seed as text; full-memory has no presets."""
+    return f"{learner}, " + ("" if learner == FULL_MEMORY else f"preset {preset}, ") + f"seed {seed}"
+
+
+def _by_label(counts: Mapping[str, int]) -> str:
+    """Return the largest of some counts by label."""
+    names = sorted(counts, key=lambda name: -counts[name])
+    return ", ".join(f"{name} {counts[name]:,}" for name in names[:_PAIRS]) + (", …" if names[_PAIRS:] else "")
+
+
+def show_learned(state: Path, done: LearnProgress, *, is_pipe: bool = False) -> None:
+    """Print the counts of `learn`; those of a pipe on standard error, since its answers are on standard output."""
+    console = _stderr if is_pipe else out
+    console.print(f"samples added: {done.n_new:,}, already known: {done.n_known:,}, judged: {done.n_scored:,}")
     if done.n_corrected:
-        out.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
-    show_new_labels(done.new_labels)
+        console.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
+    show_new_labels(done.new_labels, console)
     if done.others:
-        out.print(f"files skipped, since they are no images: {_some(done.others)}", markup=False)
+        console.print(f"files skipped, since they are no images: {_some(done.others)}", markup=False)
     command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
     if done.judged is not None:
-        show_judged(done.judged)
-        out.print(f"list the suspicious labels with {command}", markup=False)
+        show_judged(done.judged, console)
+        console.print(f"list the suspicious labels with {command}", markup=False)
     elif done.n_scored:
-        out.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
+        console.print(f"of these rejected: {done.n_rejected:,}; list them with {command}", markup=False)
     if done.judged is not None or done.n_scored:
-        out.print(f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False)
+        console.print(
+            f"or review them in the browser: `purereplay review --state {printable(str(state))}`", markup=False
+        )
 
 
-def show_new_labels(labels: Sequence[str]) -> None:
+def show_new_labels(labels: Sequence[str], console: Console = out) -> None:
     """Print labels that no sample had before."""
     if labels:
-        out.print(f"new labels, perhaps misspelt, which no sample had before: {_some(labels)}", markup=False)
+        console.print(f"new labels, perhaps misspelt, which no sample had before: {_some(labels)}", markup=False)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -235,25 +282,54 @@ def show_review(state: Path) -> None:
     out.print(f"see the labels of these images and set them right: {command}", markup=False)
 
 
-def show_judged(judged: Judged) -> None:
+def show_judged(judged: Judged, console: Console = out) -> None:
     """Print the outcome of judging all samples of a state."""
     noise = "unknown" if judged.noise is None else _share(judged.noise)
-    out.print(
+    console.print(
         f"labels rejected: {judged.n_rejected:,} of {judged.n_samples:,}; estimated share of wrong labels: {noise}"
     )
     if judged.n_changed:
-        out.print(f"decisions that changed: {judged.n_changed:,}")
+        console.print(f"decisions that changed: {judged.n_changed:,}")
 
 
 def _share(noise: Estimate) -> str:
     return f"{percent(noise.rate)} ({percent(noise.low)} to {percent(noise.high)})"
 
 
-def show_refused(outcomes: list[Outcome]) -> None:
-    """Name refused items on standard error, one per line."""
-    for outcome in outcomes:
-        if outcome.error is not None:
-            sys.stderr.write(printable(outcome.sentence) + "\n")
+class RefusedLines:
+    """Names the first refused items on standard error, one per line, and counts the others."""
+
+    def __init__(self) -> None:
+        self.n = 0  # refused items
+        self.root: str | None = None  # folder in which files of a list were not found; None: all were
+
+    def __call__(self, outcomes: Iterable[Outcome]) -> None:
+        """Take note of items."""
+        for outcome in outcomes:
+            if outcome.error is None:
+                continue
+            self.n += 1
+            if outcome.error.startswith(NOT_FOUND):
+                self.root = outcome.error.removeprefix(NOT_FOUND)
+            if self.n <= _REFUSED:
+                sys.stderr.write(printable(outcome.sentence) + "\n")
+
+    def end(self) -> None:
+        """Print how many more were refused, and where files of a list were looked for."""
+        if self.n > _REFUSED:
+            sys.stderr.write(f"… and {self.n - _REFUSED:,} more\n")
+        if self.root is not None:
+            folder = "the folder of the list, or that of --root"
+            sys.stderr.write(
+                printable(f"paths are relative to {self.root}, {folder}: choose another with --root") + "\n"
+            )
+
+
+def show_refused(outcomes: Iterable[Outcome]) -> None:
+    """Name the first refused items on standard error, one per line, and the number of the others."""
+    lines = RefusedLines()
+    lines(outcomes)
+    lines.end()
 
 
 def preparing() -> AbstractContextManager[object]:
@@ -319,12 +395,14 @@ def counting(name: str) -> Iterator[Callable[[int, int], None]]:
 def show_audit(path: Path, done: Audited) -> None:
     """Print the counts of an audit."""
     out.print(
-        f"samples scored: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
+        f"samples judged: {done.scored:,}, listed in {printable(str(path))} by clean probability, lowest first",
         markup=False,
     )
     out.print(f"of these rejected: {done.rejected:,}; another label is more likely for {done.disputed:,} of them")
     if done.unjudged:
-        out.print(f"could not be judged, since too few samples have the label: {done.unjudged:,}; they come last")
+        out.print(f"could not be judged: {done.unjudged:,}, since {done.unjudged_reason}; they come last")
+    if done.waiting:
+        out.print(f"waiting, not listed: {done.waiting:,}; `purereplay learn … --score-rest` judges them")
     if done.noise is not None:
         out.print(f"estimated share of wrong labels: {_share(done.noise)}; `status` lists it by label and by pair")
 
@@ -356,12 +434,16 @@ def settling(name: str = "judging") -> Iterator[Callable[[str, int, int | None],
     """Show a bar and what is done, such as while all samples are judged again; yields the callback that moves it."""
     with progress_bars() as bars:
         row = bars.add_task(name, total=None, what="")
-        lines, text_of = PlainLines(bars), _JudgingText()
+        lines, text_of, is_told = PlainLines(bars), _JudgingText(), name != "judging"
 
         def show(work: str, n: int, total: int | None) -> None:
-            text = text_of(work, n, total)
-            bars.update(row, completed=n, total=total, what=text)
-            lines(f"{name}: {text}")
+            nonlocal is_told
+            if not is_told and work == "features" and total:
+                bars.print(f"all {total:,} samples are judged again")
+                is_told = True
+            text, done, of_all = text_of(work, n, total)
+            bars.update(row, completed=done, total=of_all, what=text.removeprefix(f"{name} "))
+            lines(_line(name, text))
 
         yield show
 
@@ -398,7 +480,7 @@ def show_status(status: Status, form: str) -> None:
         sys.stdout.write(json.dumps(status, indent=2) + "\n")
         return
     out.print(_summary(status))
-    table = Table("label", "samples", "scored", "rejected", box=None, padding=(0, 2, 0, 0))
+    table = Table("label", "samples", "judged", "rejected", box=None, padding=(0, 2, 0, 0))
     if status["unjudged"]:
         table.add_column("not judged")
     for column in table.columns[1:]:
@@ -416,14 +498,18 @@ def show_status(status: Status, form: str) -> None:
     out.print(table)
     pairs = [row for row in status["noise"] if row["likely"] is not None][:_PAIRS]
     if pairs:
+        number = "ten " if len(pairs) == _PAIRS else ""
+        out.print(f"\nthe {number}most frequent mistakes (estimated)")
         out.print(_pair_table(pairs))
 
 
 def _pair_table(pairs: list[NoiseStatus]) -> Table:
-    table = Table("given label", "likely label", "share of the given", box=None, padding=(0, 2, 0, 0))
-    table.columns[2].justify = "right"
+    table = Table("given label", "likely label", "samples", "share of the given", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[2:]:
+        column.justify = "right"
     for row in pairs:
-        table.add_row(Text(printable(row["given"] or "")), Text(printable(row["likely"] or "")), _told(row))
+        names = (Text(printable(name or "")) for name in (row["given"], row["likely"]))
+        table.add_row(*names, f"{row['n'] * row['rate']:.0f}", _told(row))
     return table
 
 
@@ -431,23 +517,32 @@ def _told(noise: NoiseStatus) -> str:
     return f"{percent(noise['rate'])} ({percent(noise['low'])} to {percent(noise['high'])})"
 
 
+def _told_of(noise: NoiseStatus, n_corrected: int) -> str:
+    """Return the estimate of all labels; those that a person has checked are not among them."""
+    if not n_corrected:
+        return _told(noise)
+    of = f" of the {noise['n']:,} labels that no person has checked "
+    return percent(noise["rate"]) + of + f"({percent(noise['low'])} to {percent(noise['high'])})"
+
+
 def _add_memory_rows(table: Table, status: Status) -> None:
     """Add the rows of the learner full-memory."""
-    following = "" if status["next_revision"] is None else f", again with {status['next_revision']:,} samples"
-    revisions = times(status["revisions"]) if status["revisions"] else "not yet"
-    table.add_row("judged", f"{status['scored'] - status['unjudged']:,}; all together {revisions}{following}")
+    n, following = f"{status['scored'] - status['unjudged']:,}", f"{status['next_revision'] or 0:,} samples"
+    so_far = f"judged {times(status['revisions'])} so far; next time with {following}"
+    table.add_row(
+        "judged", f"{n}; " + (so_far if status["revisions"] else f"all are judged for the first time with {following}")
+    )
     table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
     _add_unjudged(table, status)
     table.add_row("waiting", f"{status['waiting']:,}")
-    table.add_row("teaching the classifier", f"{status['purified']:,}")
     table.add_row("corrected", f"{status['corrected']:,}")
     overall = [row for row in status["noise"] if row["given"] is None]
-    table.add_row("wrong labels, estimated", _told(overall[0]) if overall else "unknown")
+    table.add_row("wrong labels, estimated", _told_of(overall[0], status["corrected"]) if overall else "unknown")
 
 
 def _add_unjudged(table: Table, status: Status) -> None:
     if status["unjudged"]:
-        table.add_row("could not be judged", f"{status['unjudged']:,}: too few samples have the label")
+        table.add_row("could not be judged", f"{status['unjudged']:,}: {status['unjudged_reason']}")
 
 
 def _summary(status: Status) -> Table:
@@ -458,7 +553,7 @@ def _summary(status: Status) -> Table:
     if status["delayed_size"] is None:
         _add_memory_rows(table, status)
     else:
-        table.add_row("scored", f"{status['scored']:,} in {status['buffers']:,} buffers")
+        table.add_row("judged", f"{status['scored']:,} in {status['buffers']:,} buffers")
         table.add_row("accepted, rejected", f"{status['accepted']:,}, {status['rejected']:,}")
         _add_unjudged(table, status)
         table.add_row("waiting", f"{status['waiting']:,} of {status['delayed_size']} that fill a buffer")
@@ -466,7 +561,7 @@ def _summary(status: Status) -> Table:
         table.add_row(
             "corrected", f"{status['corrected']:,}, in the purified buffer {status['corrected_in_purified']:,}"
         )
-    table.add_row("created with", f"learner {status['learner']}, preset {status['preset']}, seed {status['seed']}")
+    table.add_row("created with", f"learner {_created_with(status['learner'], status['preset'], status['seed'])}")
     if status["encoder"] is not None:
         table.add_row("encoder", Text(printable(status["encoder"])))
     table.add_row("size on disk", f"{status['bytes'] / 2**20:,.1f} MiB")

@@ -70,7 +70,7 @@ def _parts(
     kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_, np.int64)
     verdicts = Verdicts(*(np.array(values, kind) for values, kind in zip(columns, kinds, strict=True)))
     if current is None or not len(verdicts.position):
-        return [_headline(facts, None), page.paragraph("No sample was scored yet.")]
+        return [_headline(facts, None), page.paragraph("No sample was judged yet.")]
     progress("estimating the noise", 0, 1)
     overall, by_label = _noise(store, current, engine, verdicts, len(names))
     full = store.settings.learner == FULL_MEMORY
@@ -80,7 +80,7 @@ def _parts(
             _noise_section(names, overall, by_label, full=full), _purified_section(store, names, facts, full=full)
         ),
         _opinions_section(store) if full else _histogram_section(store, verdicts, names, extent.n_fixed, progress),
-        *_galleries(store, verdicts, names, extent.n_images, progress, full=full),
+        *_galleries(store, verdicts, names, facts, extent.n_images, progress),
         _facts_section(store, facts),
     ]
 
@@ -89,7 +89,7 @@ def _headline(facts: Status, noise: NoiseRate | None) -> str:
     full = facts["purified_size"] is None
     how = f"all together {times(facts['revisions'])}" if full else f"in {facts['buffers']:,} buffers"
     size = "all that are not rejected or dropped" if full else f"of {facts['purified_size']:,}"
-    place = "teaching the classifier" if full else "in the purified buffer"
+    place = "believed" if full else "in the purified buffer"
     n_judged = facts["scored"] - facts["unjudged"]
     numbers = [
         (f"{n_judged:,}", "samples judged", f"{how}, {facts['waiting']:,} waiting"),
@@ -97,8 +97,8 @@ def _headline(facts: Status, noise: NoiseRate | None) -> str:
         (f"{facts['purified']:,}", place, size),
         (f"{facts['corrected']:,}", "labels by people", f"{facts['corrected_in_purified']:,} {place}"),
     ]
-    if facts["unjudged"]:
-        numbers.append((f"{facts['unjudged']:,}", "could not be judged", "too few samples have the label"))
+    if facts["unjudged_reason"]:
+        numbers.append((f"{facts['unjudged']:,}", "could not be judged", facts["unjudged_reason"]))
     if noise is not None and noise.n:
         rates = f"{percent(noise.low)} to {percent(noise.high)}, of {noise.n:,} samples"
         numbers.insert(0, (percent(noise.rate), "wrong labels, estimated", rates))
@@ -150,13 +150,13 @@ def _purified_section(store: Store, names: list[str], facts: Status, *, full: bo
     codes = [corrected.get(position, label) for position, label in held]
     counts = np.bincount(np.array(codes, np.int64), minlength=len(names)).tolist()
     rows = [[row["label"], *(row[key] for key in ("samples", "scored", "rejected"))] for row in facts["classes"]]
-    head = ["label", "samples", "scored", "rejected"]
+    head = ["label", "samples", "judged", "rejected"]
     if facts["unjudged"]:
         head.append("not judged")
         rows = [[*cells, row["unjudged"]] for cells, row in zip(rows, facts["classes"], strict=True)]
-    caption = "Samples that teach the classifier, by label" if full else "Samples in the purified buffer by label"
+    caption = "Believed samples by label" if full else "Samples in the purified buffer by label"
     return page.section(
-        "Samples that teach" if full else "Purified buffer",
+        "Believed samples" if full else "Purified buffer",
         page.picture(pictures.balance_figure(names, counts, None), caption),
         page.details("Samples by label", page.table(head, rows, range(1, len(head)))),
     )
@@ -211,8 +211,9 @@ def _has_patches(settings: StateSettings) -> bool:
 
 
 def _galleries(
-    store: Store, verdicts: Verdicts, names: list[str], n: int, progress: Progress, *, full: bool
+    store: Store, verdicts: Verdicts, names: list[str], facts: Status, n: int, progress: Progress
 ) -> list[str]:
+    full = facts["purified_size"] is None
     held = {position for (position,) in store.query("SELECT position FROM purified")}
     corrected = dict(store.query("SELECT position, label FROM corrections ORDER BY number"))
     is_held, by_person = (np.isin(verdicts.position, list(some)) for some in (held, corrected))
@@ -223,12 +224,12 @@ def _galleries(
     parts = []
     for title, rows, order in (
         (
-            f"{'Teaching' if full else 'Purified buffer'}, the surest first",
+            f"{'Believed' if full else 'Purified buffer'}, the surest first",
             sure[is_held[sure]],
             "by clean probability, highest first",
         ),
         ("Rejected, the most doubtful first", doubtful[is_rejected[doubtful]], "by clean probability, lowest first"),
-        ("Not judged, since too few samples have the label", np.flatnonzero(is_unjudged), ""),
+        (f"Not judged, since {facts['unjudged_reason']}", np.flatnonzero(is_unjudged), ""),
     ):
         shown = rows[:n]
         if not len(shown) and not order:
@@ -250,6 +251,8 @@ def _galleries(
 def _facts_section(store: Store, facts: Status) -> str:
     settings = asdict(store.settings)
     options = settings.pop("options", {})
+    if store.settings.learner == FULL_MEMORY:  # it has no presets
+        settings.pop("preset")
     rows = [*settings.items(), *options.items()]
     return page.section(
         "Settings and versions",

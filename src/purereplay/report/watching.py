@@ -92,13 +92,10 @@ def _state(path: Path) -> View:
             ("samples", f"{store.n_samples:,} of {n_labels:,} labels"),
             ("accepted, rejected", f"{scored - n_rejected - n_unjudged:,}, {n_rejected:,}"),
             *([("could not be judged", f"{n_unjudged:,}")] if n_unjudged else []),
-            (
-                "teaching the classifier" if full else "in the purified buffer",
-                f"{count('SELECT count(*) FROM purified'):,}",
-            ),
+            *([] if full else [("in the purified buffer", f"{count('SELECT count(*) FROM purified'):,}")]),
             ("labels by people", f"{count('SELECT count(DISTINCT position) FROM corrections'):,}"),
         ]
-        return View(rows, scored, store.n_samples, "samples scored")
+        return View(rows, scored, store.n_samples, "samples judged")
 
 
 def _latest(values: list[float | None]) -> str:

@@ -10,6 +10,7 @@ from purereplay import __version__
 from purereplay.live.export.accuracy import Accuracy
 from purereplay.live.export.files import NAMES, TOLERANCE, Check
 from purereplay.live.export.preparation import encoder_rows, encoder_words, image_words
+from purereplay.live.memory_settings import FULL_MEMORY
 from purereplay.live.settings import StateSettings
 from purereplay.live.status import NoiseStatus, Status
 
@@ -57,12 +58,12 @@ def _data(f: Facts) -> str:
     s = f.status
     rows = [[c["label"], c["samples"], c["scored"] - c["unjudged"], c["rejected"]] for c in s["classes"]]
     n_judged = s["scored"] - s["unjudged"]
-    few = f"Not judged, since too few images have the label: {s['unjudged']:,}.\n" if s["unjudged"] else ""
+    few = f"Not judged: {s['unjudged']:,}, since {s['unjudged_reason']}.\n" if s["unjudged"] else ""
     return f"""## Data
 
 {s["samples"]:,} images with given labels. Judged: {n_judged:,}. Labels rejected: {s["rejected"]:,}.
 {few}Labels corrected or confirmed by a person: {s["corrected"]:,}.
-Samples whose label is accepted for training: {s["purified"]:,}.
+Samples whose label is believed: {s["purified"]:,}.
 
 {_table(["label", "samples", "judged", "rejected"], rows)}"""
 
@@ -147,7 +148,8 @@ def _json(labels: list[str]) -> str:
 
 def _settings(f: Facts) -> str:
     s = f.settings
-    values: dict[str, Any] = {"learner": s.learner, "preset": s.preset, "seed": s.seed, **asdict(s.options)}
+    preset = {} if s.learner == FULL_MEMORY else {"preset": s.preset}
+    values: dict[str, Any] = {"learner": s.learner, **preset, "seed": s.seed, **asdict(s.options)}
     return "## Settings\n\n" + _table(["setting", "value"], [[name, value] for name, value in values.items()])
 
 

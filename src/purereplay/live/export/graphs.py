@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from purereplay.data.scale import CLIP
 from purereplay.live.opinion import Opinion
 from purereplay.live.predict import Predictor
 from purereplay.nets.inference import Classifier
 from purereplay.nets.networks import network_input
 from purereplay.purify import patches
 from purereplay.purify.opinions import FeatureMap, Model
-from purereplay.purify.opinions.feature_map import CLIP
 from purereplay.purify.opinions.forest import SMOOTHING, Forest
 from purereplay.purify.opinions.members import Member
 from purereplay.purify.opinions.neighbours import N_NEIGHBOURS, Neighbours

@@ -9,6 +9,17 @@ from purereplay.purify.opinions.feature_map import FeatureMap
 from purereplay.purify.opinions.members import IMAGE_KINDS
 from purereplay.purify.opinions.model import Model, choose_model
 from purereplay.purify.opinions.pool import posterior
+from purereplay.purify.opinions.stages import JudgingShare
 from purereplay.purify.opinions.verdicts import Verdicts, judge_labels
 
-__all__ = ["IMAGE_KINDS", "FeatureMap", "Model", "NoiseTable", "Verdicts", "choose_model", "judge_labels", "posterior"]
+__all__ = [
+    "IMAGE_KINDS",
+    "FeatureMap",
+    "JudgingShare",
+    "Model",
+    "NoiseTable",
+    "Verdicts",
+    "choose_model",
+    "judge_labels",
+    "posterior",
+]

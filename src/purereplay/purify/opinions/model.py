@@ -12,13 +12,14 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from purereplay.data.forms import Form, check_forms
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import InputError
+from purereplay.purify.opinions.inputs import checked_features, checked_labels
 from purereplay.purify.opinions.members import (
     KINDS,
     Member,
@@ -116,9 +117,9 @@ class Model:
 
 
 def choose_model(
-    features: Real32,
-    labels: Whole,
-    weights: Real,
+    features: ArrayLike,
+    labels: ArrayLike,
+    weights: ArrayLike,
     n_classes: int,
     *,
     kinds: Sequence[str] | None = None,
@@ -128,8 +129,22 @@ def choose_model(
     """Fit a classifier on labels with weights in [0, 1], such as clean probabilities.
 
     The weights of the members maximise the likelihood of the labels that are believed, each scored without itself.
+
+    Parameters:
+        features: array of real, finite numbers (n, d), n ≥ 1, as for `judge_labels`
+        labels: array of integers (n,), each from 0 to n_classes - 1
+        weights: real numbers (n,) in [0, 1], how much each sample teaches; labels from 0.5 on are believed
+        n_classes: number of classes, columns of the predicted probabilities
+        kinds, seed, watch: as for `judge_labels`
+
+    Returns:
+        `Model`: `predict_proba(features)` returns float64 (n, n_classes); `kinds` has the weight of each kind of model
     """
-    values, given = np.ascontiguousarray(features, np.float32), np.asarray(labels, np.int64)
+    values = checked_features(features)
+    given = checked_labels(labels, len(values), n_classes)
+    heavy = np.asarray(weights, np.float64)
+    if heavy.shape != given.shape or not ((heavy >= 0) & (heavy <= 1)).all():
+        raise InputError(f"Weights must be {len(given)} numbers in [0, 1], one per sample.")
     if not len(given):
         raise InputError("A classifier needs at least one sample.")
     present, numbers = np.unique(given, return_inverse=True)
@@ -146,7 +161,7 @@ def choose_model(
             watch(f"classifier: {name}", done, len(kinds))
         done += 1
 
-    heavy = np.maximum(np.asarray(weights, np.float64), _LEAST_WEIGHT)
+    heavy = np.maximum(heavy, _LEAST_WEIGHT)
     fitted = fit_members(values, numbers, heavy, k, kinds, seed=derive_seed(seed, "classifier"), step=step)
     believed = np.flatnonzero(heavy >= 0.5)
     if len(np.unique(numbers[believed])) < 2:

@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from purereplay.data.progress import Progress
 from purereplay.data.seeds import derive_seed
 from purereplay.errors import InputError
 from purereplay.purify.noise_rate import NoiseRate, NoiseTable, wilson
+from purereplay.purify.opinions.inputs import checked_features, checked_labels
 from purereplay.purify.opinions.members import fit_members, fitted_rows, kinds_for
 from purereplay.purify.opinions.pool import Fit, fit_pool, posterior
 
@@ -37,43 +38,68 @@ Mask = NDArray[np.bool_]
 
 
 class Verdicts(NamedTuple):
-    """Result for all samples."""
+    """Verdicts on the labels of all samples.
 
-    clean_probability: Real  # (n,), calibrated, high = clean
-    class_probability: Real  # (n, n_classes), of the true class, without the sample's own label
-    likely_label: Whole  # (n,), the most likely true class after the given label is known
-    accepted: Mask  # (n,), whether the label is more likely right than wrong, or trusted
+    Fields:
+        clean_probability: float64 (n,) in [0, 1], probability that the label is right, calibrated, high = clean
+        class_probability: float64 (n, n_classes), of each true class, without the sample's own label
+        likely_label: int64 (n,), the most likely true class after the given label is known
+        accepted: bool (n,), whether the label is more likely right than wrong, or trusted
+        noise: `NoiseTable`, estimated shares of wrong labels: `overall`, `by_class` and `by_pair`, each with `rate`,
+            `low`, `high` and `n`
+        noise_matrix: float64 (n_classes, n_classes), true class × given label; 1 for classes without samples
+        opinions: weight of each opinion, in all 1
+        unjudged: bool (n,), whether nothing is known of the label, since too few samples have it; these are accepted
+    """
+
+    clean_probability: Real
+    class_probability: Real
+    likely_label: Whole
+    accepted: Mask
     noise: NoiseTable
-    noise_matrix: Real  # (n_classes, n_classes), true class × given label; 1 for classes without samples
-    opinions: Mapping[str, float]  # weight of each opinion, in all 1
-    unjudged: Mask  # (n,), whether nothing is known of the label, since too few samples have it; these are accepted
+    noise_matrix: Real
+    opinions: Mapping[str, float]
+    unjudged: Mask
 
 
 def judge_labels(
-    features: Real32,
-    labels: Whole,
+    features: ArrayLike,
+    labels: ArrayLike,
     n_classes: int,
     *,
-    trusted: Mask | None = None,
-    given: Whole | None = None,
+    trusted: ArrayLike | None = None,
+    given: ArrayLike | None = None,
     kinds: Sequence[str] | None = None,
     seed: int = 0,
     watch: Progress | None = None,
 ) -> Verdicts:
-    """Return the verdicts on all labels.
+    """Judge the labels of all samples together, by models that have not seen the sample.
 
-    `trusted` bool (n,): labels that are known to be right; they teach with full weight and are never doubted.
-    `given` int64 (n,): the labels before people corrected some of them. A person reviews the worst labels first, so the
-    rest alone would make the noise look too small.
-    `kinds`: models to ask, such as `members.IMAGE_KINDS`; None: those that suit vectors of this width.
+    Every class is compared with every other. A single label cannot be judged; all samples are accepted then.
+
+    Parameters:
+        features: array of real, finite numbers (n, d) of similar scale, as those of `FeatureMap`, which standardises
+            features and reduces more than 256 of them to their main directions
+        labels: array of integers (n,), each from 0 to n_classes - 1, as given
+        n_classes: number of classes; some may have no samples
+        trusted: bool (n,), labels that are known to be right; they teach with full weight and are never doubted
+        given: integers (n,), the labels before people corrected some of them. A person reviews the worst labels first,
+            so the rest alone would make the noise look too small. None: no label was corrected.
+        kinds: models to ask, such as `members.IMAGE_KINDS`; None: those that suit vectors of this width
+        seed: of all random draws
+        watch: called with the work, the steps done and their number
+
+    Returns:
+        `Verdicts`: `clean_probability` (n,) in [0, 1], calibrated, high = clean; `accepted` (n,); `likely_label` (n,);
+        `noise`, the estimated shares of wrong labels with intervals; and the other fields named there
     """
-    features, labels, believed = _checked(features, labels, n_classes, trusted)
-    present, numbers = np.unique(labels, return_inverse=True)
-    given = None if given is None else _checked(features, given, n_classes, None)[1]
-    n, k = len(labels), len(present)
+    values, codes, believed = _checked(features, labels, n_classes, trusted)
+    present, numbers = np.unique(codes, return_inverse=True)
+    before = None if given is None else checked_labels(given, len(codes), n_classes)
+    n, k = len(codes), len(present)
     if k < 2:
-        return _nothing_to_compare(labels, n_classes, believed)
-    kinds = kinds or kinds_for(features.shape[1], k)
+        return _nothing_to_compare(codes, n_classes, believed)
+    kinds = kinds or kinds_for(values.shape[1], k)
     done = 0
 
     def step(name: str) -> None:
@@ -85,13 +111,13 @@ def judge_labels(
     def in_pool(number: int, part: Mask, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
         """Fit members and pool on some samples; returns the pooled opinion on them, of the labels that they have."""
         own = derive_seed(seed, "round", number)
-        own_present, own_numbers = np.unique(labels[part], return_inverse=True)
+        own_present, own_numbers = np.unique(codes[part], return_inverse=True)
         scores = fit_members(
-            features[part], own_numbers, weights[part], len(own_present), kinds, seed=own, step=step
+            values[part], own_numbers, weights[part], len(own_present), kinds, seed=own, step=step
         ).scores
         rows = fitted_rows(len(own_numbers), derive_seed(seed, "pool"))
-        before = None if given is None else _numbered(given[part], own_present, own_numbers)[rows]
-        fit = fit_pool([own[rows] for own in scores], own_numbers[rows], believed[part][rows], noise, before)
+        own_given = None if before is None else _numbered(before[part], own_present, own_numbers)[rows]
+        fit = fit_pool([own[rows] for own in scores], own_numbers[rows], believed[part][rows], noise, own_given)
         return fit, fit.pool.probabilities(scores)
 
     common = _of_common_labels(numbers, k)
@@ -236,15 +262,11 @@ def _nothing_to_compare(labels: Whole, n_classes: int, trusted: Mask) -> Verdict
     return Verdicts(np.ones(n), of_classes, labels.copy(), all_accepted, table, np.eye(n_classes), {}, ~trusted)
 
 
-def _checked(features: Real32, labels: Whole, n_classes: int, trusted: Mask | None) -> tuple[Real32, Whole, Mask]:
-    values, numbers = np.ascontiguousarray(features, np.float32), np.asarray(labels, np.int64)
-    if values.ndim != 2 or numbers.shape != (len(values),):
-        raise InputError(f"Features {values.shape} and labels {numbers.shape} must be (n, d) and (n,).")
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
-        raise InputError(f"Features of row {row} hold NaN or infinity.")
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < n_classes:
-        raise InputError(f"Labels must lie between 0 and {n_classes - 1}.")
+def _checked(
+    features: ArrayLike, labels: ArrayLike, n_classes: int, trusted: ArrayLike | None
+) -> tuple[Real32, Whole, Mask]:
+    values = checked_features(features)
+    numbers = checked_labels(labels, len(values), n_classes)
     mask = np.zeros(len(numbers), dtype=bool) if trusted is None else np.asarray(trusted, dtype=bool)
     if mask.shape != numbers.shape:
         raise InputError(f"trusted has shape {mask.shape}, but {len(numbers)} samples need ({len(numbers)},).")
