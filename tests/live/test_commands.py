@@ -138,7 +138,7 @@ def test_a_label_that_no_sample_had_is_told(photos, cli, tmp_path):
     (photos / "aa").mkdir()
     (photos / "aa" / "7.png").write_bytes(png(picture(7)))
     assert re.search(r"new labels +aa +\n", cli("learn", photos, *options, "--dry-run").out)
-    assert "new labels, perhaps misspelt, which no sample had before: aa\n" in cli("learn", photos, *options).out
+    assert "new labels (check the spelling): aa\n" in cli("learn", photos, *options).out
     (tmp_path / "fixes.csv").write_text("id,label\na/0.png,b\nb/2.png,ab\n")
     done = cli("correct", tmp_path / "fixes.csv", *options)
     assert "labels corrected: 2" in done.out and "no sample had before: ab\n" in done.out
@@ -274,7 +274,7 @@ def test_files_that_are_no_images_are_named_and_no_error(photos, cli):
     (photos / "a" / "Thumbs.db").write_bytes(b"x")
     (photos / "readme.txt").write_bytes(b"x")
     done = cli("learn", photos, "--state", photos.parent / "state", "--hold-rest", *TINY_OPTIONS)
-    assert done.code == 0 and "files skipped, since they are no images: a/Thumbs.db, readme.txt" in done.out
+    assert done.code == 0 and "files skipped because they are not images: a/Thumbs.db, readme.txt" in done.out
     assert ids(photos.parent / "state") == list(GOOD)
     done = cli("learn", photos, "--state", photos.parent / "state", "--dry-run")
     assert "other files 2, skipped" in " ".join(done.out.split())

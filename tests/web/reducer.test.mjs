@@ -222,7 +222,7 @@ test("an accuracy has a decimal", () => {
 });
 
 test("a label that could not be judged has no probability, and no probability is certain", () => {
-  assert.equal(verdict(item(0, { clean: null })), "could not be judged: too few samples have this label");
+  assert.equal(verdict(item(0, { clean: null })), "could not be judged: too few samples to compare with");
   assert.match(suggestion(item(0, { clean: null, suggested: null, chance: null })), /no suggestion: too few/);
   assert.equal(verdict(item(0, { clean: 1, accepted: true, buffer: null })), "probability of being right: over 99.9 %; accepted by the filter");
   assert.equal(verdict(item(0, { clean: 0.2, accepted: false, buffer: 3 })), "probability of being right: 20 %; rejected by the filter, buffer 3");

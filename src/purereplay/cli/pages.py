@@ -18,14 +18,15 @@ def review(
     audit: Annotated[Path | None, typer.Option(help="Review an audit file instead of a state; needs --images.")] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that the ids of the audit are relative to.")] = None,
     test: Annotated[
-        Path | None, typer.Option(help="Folder label/name.png of images with right labels: show the accuracy on it.")
+        Path | None,
+        typer.Option(help="Folder label/name.png of images with correct labels; the page shows the accuracy on them."),
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Write the decisions as the CSV file that `correct` takes, and exit.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; a local one is not reached from elsewhere.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; a loopback address cannot be reached from other machines.")
+    ] = ("127.0.0.1"),
     port: Annotated[int | None, typer.Option(help="Port. (default: 8490, or any that is free)")] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
     encoder: SameEncoder = None,
@@ -33,7 +34,7 @@ def review(
 ) -> None:
     """Review labels in the browser, the most doubtful first: one key to accept the suggestion, keep, relabel or drop.
 
-    Every decision is on the disk before the page says so, and can be undone. The state learns from the decisions while
+    Every decision is written to disk before the page confirms it, and can be undone. The state learns from the decisions while
     you review; if `learn` runs on it, that process does. Several people may review one state. Needs the extra
     `web`.
 

@@ -18,9 +18,9 @@ _TOKEN = "PUREREPLAY_TOKEN"
 @app.command()
 def serve(
     state: State,
-    host: Annotated[str, typer.Option(help="Address to listen on; a local one is not reached from elsewhere.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; a loopback address cannot be reached from other machines.")
+    ] = ("127.0.0.1"),
     port: Annotated[int | None, typer.Option(help="Port; 0 chooses a free one. (default: 8491)")] = None,
     name: Annotated[str, typer.Option(help="Name of the model in the Open Inference Protocol.")] = "purereplay",
     token_file: Annotated[

@@ -33,7 +33,7 @@ class ImageFolder:
                 f"{skipped} cannot be the state of {root}: {short(others[0])} is in it and would be skipped; "
                 "use another --state."
             )
-        self.others: list[str] = []  # files that the last listing skipped, since they are no images
+        self.others: list[str] = []  # files that the last listing skipped, because they are not images
         self._read: dict[str, tuple[int, int]] = {}  # path -> size and time of the file when it was read
 
     def listing(self) -> list[Offer]:

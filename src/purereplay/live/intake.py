@@ -25,7 +25,7 @@ class Source(NamedTuple):
     total: int | None  # number of items; None: unknown
     ends: bool  # whether all items are available now
     first: Sequence[Offer] = ()  # items that can be looked at before any is added: all of a folder, some of a list
-    others: Sequence[str] = ()  # files of a folder that are skipped, since they are no images
+    others: Sequence[str] = ()  # files of a folder that are skipped, because they are not images
 
 
 def open_source(

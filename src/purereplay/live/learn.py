@@ -45,7 +45,7 @@ class LearnProgress:
     n_scored: int = 0
     # of these rejected by the filter, as `status` counts them; full-memory: of all samples of the state
     n_rejected: int = 0
-    others: Sequence[str] = ()  # files of a folder that were skipped, since they are no images
+    others: Sequence[str] = ()  # files of a folder that were skipped, because they are not images
     new_labels: Sequence[str] = ()  # labels that no sample had before this call; none for a state without samples
     judged: Judged | None = None  # the last judgement of full-memory
     steps: dict[str, int] = field(default_factory=dict)  # expected training steps for `n_to_score`, by phase

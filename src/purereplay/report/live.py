@@ -241,7 +241,7 @@ def show_learned(state: Path, done: LearnProgress, *, is_pipe: bool = False) -> 
         console.print(f"files moved to another label: {done.n_corrected:,}; their labels are corrected")
     show_new_labels(done.new_labels, console)
     if done.others:
-        console.print(f"files skipped, since they are no images: {_some(done.others)}", markup=False)
+        console.print(f"files skipped because they are not images: {_some(done.others)}", markup=False)
     command = f"`purereplay audit --state {printable(str(state))} --out audit.csv`"
     if done.judged is not None:
         show_judged(done.judged, console)
@@ -257,7 +257,7 @@ def show_learned(state: Path, done: LearnProgress, *, is_pipe: bool = False) -> 
 def show_new_labels(labels: Sequence[str], console: Console = out) -> None:
     """Print labels that no sample had before."""
     if labels:
-        console.print(f"new labels, perhaps misspelt, which no sample had before: {_some(labels)}", markup=False)
+        console.print(f"new labels (check the spelling): {_some(labels)}", markup=False)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -279,7 +279,7 @@ def show_memory_settings() -> None:
 def show_review(state: Path) -> None:
     """Name the command that reviews a state."""
     command = f"`purereplay review --state {printable(str(state))}`"
-    out.print(f"see the labels of these images and set them right: {command}", markup=False)
+    out.print(f"review and correct the labels of these images: {command}", markup=False)
 
 
 def show_judged(judged: Judged, console: Console = out) -> None:

@@ -90,7 +90,7 @@ function focus(state) {
 }
 
 export function verdict(item) {
-  if (item.clean === null) return "could not be judged: too few samples have this label";
+  if (item.clean === null) return "could not be judged: too few samples to compare with";
   const buffer = item.buffer === null ? "" : `, buffer ${item.buffer}`;
   return `probability of being right: ${chance(item.clean)}; ${item.accepted ? "accepted" : "rejected"} by the filter${buffer}`;
 }
@@ -98,7 +98,7 @@ export function verdict(item) {
 export function suggestion(item) {
   if (item.suggested !== null) return item.chance === null ? "by the classifier" : `by the classifier, probability ${chance(item.chance)}`;
   if (item.agrees) return `the classifier agrees with the given label, probability ${chance(item.chance)}`;
-  return item.clean === null ? "no suggestion: too few samples have the given label" : "no suggestion yet";
+  return item.clean === null ? "no suggestion: too few samples to compare with" : "no suggestion yet";
 }
 
 function near(id, state, numbers, label) {
@@ -173,7 +173,7 @@ function numbers(state) {
     const rows = [["Decided", `${count(s.decided)} of ${count(s.scored)} scored`]];
     if (s.wrong_share) rows.push(["Wrong labels among the reviewed", percent(s.wrong_share.rate), `${count(s.wrong)} of ${count(s.judged)}; ${percent(s.wrong_share.low)} to ${percent(s.wrong_share.high)}`]);
     if (s.left) rows.push(["Wrong labels left, estimated", count(s.left.rate), `${count(s.left.low)} to ${count(s.left.high)}`]);
-    if (s.unjudged) rows.push(["Could not be judged", count(s.unjudged), "too few samples of the label"]);
+    if (s.unjudged) rows.push(["Could not be judged", count(s.unjudged), "too few samples to compare with"]);
     if (s.per_minute) rows.push(["Labels per minute", s.per_minute.toFixed(0)]);
     if (s.unsure || s.dropped) rows.push(["Not sure, dropped", `${count(s.unsure)}, ${count(s.dropped)}`]);
     if (status.accuracy !== null) rows.push(["Accuracy on the test folder", exact(status.accuracy), `${exact(status.first_accuracy)} at the start`]);
