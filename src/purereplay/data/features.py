@@ -330,16 +330,19 @@ def _columns(path: Path, names: list[str], features: str, labels: str | None, id
     for name, option in ((own_label or "label", "--labels"), (own_id, "--ids")):
         if name is not None and name not in known_names:
             raise UserError(f"{path} has no column {name!r} ({option}); its columns are: {known}.")
-    patterns = {pattern.strip() for pattern in features.split(",")}
-    wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
-    chosen = [
-        name
-        for name in names
-        if name not in (own_label, own_id) and (name in patterns or any(fnmatchcase(name, p) for p in wild))
-    ]
+    free = [name for name in names if name not in (own_label, own_id)]
+    own_names, chosen = set(free), set[str]()
+    for entry in (part.strip() for part in features.split(",")):
+        found = {entry} & own_names
+        if any(sign in entry for sign in "*?["):
+            found |= {name for name in free if fnmatchcase(name, entry)}
+        if entry and not found:
+            why = "that is the label or id" if entry in known_names else f"its columns are: {known}"
+            raise UserError(f"{path} has no columns of features (--columns {entry!r}); {why}.")
+        chosen |= found
     if not chosen:
         raise UserError(f"{path} has no columns of features (--columns {features!r}); its columns are: {known}.")
-    return Columns(chosen, own_label or "label", own_id)
+    return Columns([name for name in free if name in chosen], own_label or "label", own_id)
 
 
 def _first_of(names: Sequence[str], wanted: Sequence[str]) -> str | None:
