@@ -44,6 +44,7 @@ class FeatureTable(NamedTuple):
     features: NDArray[Any]  # (n, d), finite
     labels: NDArray[Any]  # objects (n,): int, str or another type of the file; none is missing
     ids: list[Hashable] | None  # n unique names, if the file has them
+    columns: list[str] | None = None  # names of the columns of features, if the file has them: d, or one of lists
 
 
 def read_features(
@@ -72,13 +73,19 @@ def read_features(
         if kind == ".npz":
             return _checked(path, *_read_npz(path, features or "features", labels, ids), lambda row: f"row {row}")
 
+        chosen: list[str] = []
+
         def choose(names: list[str]) -> Columns:
-            return _columns(path, names, features or "*", labels, ids)
+            columns = _columns(path, names, features or "*", labels, ids)
+            chosen[:] = columns.features
+            return columns
 
         if kind == ".parquet":
-            return _checked(path, *read_parquet(path, choose, progress), lambda row: f"row {row}")
-        values, names, own, lines = _read_csv(path, choose, progress)
-        return _checked(path, values, names, own, lambda row: f"line {lines[row]}")
+            table = _checked(path, *read_parquet(path, choose, progress), lambda row: f"row {row}")
+        else:
+            values, names, own, lines = _read_csv(path, choose, progress)
+            table = _checked(path, values, names, own, lambda row: f"line {lines[row]}")
+        return table._replace(columns=chosen)
 
 
 def read_rows(path: Path) -> NDArray[Any]:
