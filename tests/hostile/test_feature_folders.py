@@ -68,3 +68,15 @@ def test_lists_of_another_length_or_name_are_refused(tmp_path, read):
     pq.write_table(pa.table({"label": ["a"] * 2, "other": [[1.0] * 4] * 2}), tmp_path / "in" / "b.parquet")
     with pytest.raises(UserError, match=r"b\.parquet has no column of features 'embedding'"):
         read(tmp_path / "in")
+
+
+def test_an_id_in_two_files_is_refused(tmp_path):
+    part(tmp_path / "in" / "a.parquet", slice(4), NAMES, id=["p", "q", "r", "7"])
+    part(tmp_path / "in" / "b.parquet", slice(4, 8), NAMES, id=["s", "t", "u", "v"])
+    assert whole(tmp_path / "in").ids == ["p", "q", "r", 7, "s", "t", "u", "v"]
+    part(tmp_path / "in" / "b.parquet", slice(4, 8), NAMES, id=["s", "t", "q ", "v"])
+    with pytest.raises(UserError, match=r"The id 'q' is on row 1 of .*a\.parquet and on row 2 of .*b\.parquet"):
+        whole(tmp_path / "in")
+    part(tmp_path / "in" / "b.parquet", slice(4, 8), NAMES, id=[5, 6, 7, 8])  # the text "7" is the number 7
+    with pytest.raises(UserError, match=r"The id 7 is on row 3 of .*a\.parquet and on row 2 of .*b\.parquet"):
+        whole(tmp_path / "in")

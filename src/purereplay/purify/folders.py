@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,8 +77,21 @@ def read_parts(parts: list[Part], choice: Choice, progress: Progress | None = No
     if any(has_ids) and not all(has_ids):
         raise UserError(f"{parts[has_ids.index(False)].path} has no ids, but other files have: leave --ids out.")
     ids = [own for table in tables for own in table.ids or []]
+    if len(set(ids)) < len(ids):
+        _refuse_repeated(parts, tables)
     features, labels = (np.concatenate([table[i] for table in tables]) for i in (0, 1))
     return FeatureTable(features, labels, ids if all(has_ids) else None, tables[0].columns)
+
+
+def _refuse_repeated(parts: list[Part], tables: list[FeatureTable]) -> None:
+    """Raise UserError for the first id that two files have."""
+    seen: dict[Hashable, str] = {}
+    for part, table in zip(parts, tables, strict=True):
+        for row, name in enumerate(table.ids or []):
+            place = f"row {row} of {part.path}"
+            if name in seen:
+                raise UserError(f"The id {name!r} is on {seen[name]} and on {place}: ids must be unique.")
+            seen[name] = place
 
 
 def filter_on_ray(
