@@ -156,6 +156,52 @@ def test_nullable_columns_of_labels_and_masked_arrays():
         tiny().fit(X, np.ma.masked_array(range(20), mask=[True] + [False] * 19))
 
 
+# ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("learner", ["full-memory", "spr"])
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("verbose", 0.0, "the parameter verbose cannot be 0.0; change it by set_params"),
+        ("verbose", "no", "the parameter verbose cannot be 'no'"),
+        ("random_state", 1.5, "the parameter random_state cannot be 1.5"),
+        ("random_state", np.random.SeedSequence(0), "the parameter random_state cannot be SeedSequence"),
+        ("device", "gpu0", "the parameter device cannot be 'gpu0'"),
+        ("preset", None, "the parameter preset cannot be None"),
+        ("delayed_size", 7.0, "the parameter delayed_size cannot be 7.0"),
+        ("settings", {"hidden": X}, "the parameter settings cannot be "),
+        ("settings", [1], r"the parameter settings cannot be \[1\]"),
+        ("encoder", "nonsense", "The encoder 'nonsense' is unknown"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(tmp_path, learner, name, value, words):
+    one = tiny().fit(X, Y) if learner == "spr" else SelfPurifiedClassifier().fit(X, Y)
+    one.set_params(**{name: value})
+    with pytest.raises(UserError, match=words):
+        one.save(tmp_path / "one.safetensors")
+    assert not list(tmp_path.iterdir())
+    one.set_params(**{name: SelfPurifiedClassifier().get_params()[name]}).save(tmp_path / "one.safetensors")
+    SelfPurifiedClassifier.load(tmp_path / "one.safetensors")
+
+
+@pytest.mark.parametrize("generator", [np.random, np.random.default_rng(0), np.random.RandomState(0)])
+def test_seeds_of_any_generator_are_saved(tmp_path, generator):
+    one = tiny(random_state=generator).fit(X, Y)
+    one.save(tmp_path / "one.safetensors")
+    loaded = SelfPurifiedClassifier.load(tmp_path / "one.safetensors")
+    assert loaded.random_state == one._recorded.seed
+    assert np.array_equal(loaded.predict_proba(X), one.predict_proba(X))
+
+
+def test_a_seed_is_drawn_from_numpys_present_generator():
+    seeds = [tiny(random_state=np.random.default_rng(seed)).fit(X, Y)._recorded.seed for seed in (0, 0, 1)]
+    assert seeds[0] == seeds[1] != seeds[2]
+    for wrong in ("x", 1.5, np.random.SeedSequence(0)):
+        with pytest.raises(InputTypeError, match="random_state must be an int, a RandomState, a Generator or None"):
+            tiny(random_state=wrong).fit(X, Y)
+
+
 # ------------------------------------------------------------------ single calls
 
 
@@ -264,6 +310,8 @@ BAD_ARGUMENTS = [
     {"settings": {"unknown": 1}},
     {"device": "none"},
     {"random_state": "x"},
+    {"random_state": 1.5},
+    {"random_state": np.bool_(True)},
 ]
 LABELS = st.sampled_from(["a", "b", "c", "=x", "\ud800", 1, 2**70, True, ("a", 1)])
 BAD = (ValueError, TypeError, UserError)

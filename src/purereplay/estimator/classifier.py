@@ -40,7 +40,7 @@ from purereplay.data.names import Name, SampleNames
 from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.errors import InputError, InputTypeError, UserError
 from purereplay.estimator.progress_line import ProgressLine
-from purereplay.estimator.saved import check_facts, check_options, read_saved_labels, with_learner
+from purereplay.estimator.saved import as_saved, check_facts, check_options, read_saved_labels, with_learner
 from purereplay.estimator.turns import Turns
 from purereplay.learners import full_memory, own_data
 from purereplay.learners.base import DataSpec
@@ -158,8 +158,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Any other settings by name, such as ``{"hidden": 128, "graphs": 10}``.
     device : {"auto", "cpu", "cuda"}, default="auto"
         Device of the training; "auto" is CUDA if it is available.
-    random_state : int, RandomState instance or None, default=0
-        Seed of all random draws. A RandomState or None: draw a seed when learning starts.
+    random_state : int, RandomState, Generator or None, default=0
+        Seed of all random draws. A RandomState, a Generator or None: draw a seed when learning starts.
     verbose : bool, optional
         Whether progress is written to the standard error stream. None: only by "full-memory", after ten seconds.
     encoder : str or object, optional
@@ -202,7 +202,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         base_epochs: int | None = None,
         settings: Mapping[str, Any] | None = None,
         device: str = "auto",
-        random_state: int | np.random.RandomState | None = 0,
+        random_state: int | np.random.RandomState | np.random.Generator | None = 0,
         verbose: bool | None = None,
         encoder: str | Encoder | None = None,
     ) -> None:
@@ -468,9 +468,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if not isinstance(facts["params"]["encoder"], str | None):
             raise UserError("A classifier whose encoder is an object cannot be saved: give the encoder as a text.")
         facts["labels"] = [label_to_json(label) for label in facts["labels"]]
-        if isinstance(facts["params"]["random_state"], np.random.RandomState):
+        if _is_generator(facts["params"]["random_state"]):
             facts["params"]["random_state"] = facts["seed"]
-        write_whole(Path(path), pack_tensors(tensors, {"format": FORMAT, **facts})[0])
+        write_whole(Path(path), pack_tensors(tensors, as_saved({"format": FORMAT, **facts}))[0])
 
     @classmethod
     def load(cls, path: str | Path, encoder: str | Encoder | None = None) -> Self:
@@ -603,10 +603,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """Start a new learner for samples of this kind."""
         shape, vectors = _shape(samples), is_vectors(samples)
         learner, options = self._resolved(DataFacts(shape, is_vectors=vectors))
-        if isinstance(self.random_state, int | np.integer):
-            seed = int(self.random_state)
-        else:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = _seed(self.random_state)
         kept = self.__dict__.get("_opened_encoder")
         has_encoder = self.encoder is not None and self.encoder != NONE
         self._build(learner, options, shape, vectors, seed, names, kept[1].digest if has_encoder and kept else None)
@@ -780,6 +777,22 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             raise InputError(f"X has {samples.shape[1]} features, but {name} is expecting {ours[0]} features as input.")
         theirs = describe(_shape(samples), is_vectors(samples))
         raise InputError(f"X holds {theirs}, but {name} learned from {describe(ours, vectors)}.")
+
+
+def _is_generator(random_state: Any) -> bool:
+    """Return whether seeds are drawn from this; the module `numpy.random` is the global generator of scikit-learn."""
+    return isinstance(random_state, np.random.RandomState | np.random.Generator) or random_state is np.random
+
+
+def _seed(random_state: Any) -> int:
+    """Return a seed, drawn unless it is given."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31 - 1))
+    if random_state is None or _is_generator(random_state):
+        return int(check_random_state(random_state).randint(2**31 - 1))
+    raise InputTypeError(f"random_state must be an int, a RandomState, a Generator or None, not {random_state!r}.")
 
 
 def _is_learned(name: str) -> bool:

@@ -6,6 +6,7 @@ import torch
 
 from purereplay.errors import UserError
 
+DEVICES = ("cpu", "cuda", "auto")
 Precision = Literal["float32", "tf32", "bf16"]
 
 
