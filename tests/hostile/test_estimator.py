@@ -202,6 +202,30 @@ def test_a_seed_is_drawn_from_numpys_present_generator():
             tiny(random_state=wrong).fit(X, Y)
 
 
+# ------------------------------------------------------------------ classes without samples
+
+
+@pytest.mark.parametrize("learner", ["full-memory", "spr"])
+def test_classes_that_are_announced_without_samples_are_kept(tmp_path, learner):
+    def new() -> SelfPurifiedClassifier:
+        return tiny() if learner == "spr" else SelfPurifiedClassifier()
+
+    one = new().partial_fit(X[:0], [], classes=["q", "p"]).partial_fit(X[:0], [], classes=["c"])
+    assert not one.__sklearn_is_fitted__()
+    for own in (one, pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        own.partial_fit(X, Y)
+        assert own.classes_.tolist() == ["a", "b", "c", "p", "q"] and own.n_seen_ == 20
+    assert one.predict_proba(X).shape == (20, 5)
+    one.partial_fit(X[:0], [], classes=["a", "z"])
+    assert one.classes_.tolist() == ["a", "b", "c", "p", "q", "z"] and one.n_seen_ == 20
+    assert one.predict_proba(X).shape == (20, 6) and set(one.predict(X)) <= {"a", "b"}
+    one.save(tmp_path / "one.safetensors")
+    assert SelfPurifiedClassifier.load(tmp_path / "one.safetensors").classes_.tolist() == one.classes_.tolist()
+    one.partial_fit(X, Y, classes=["y"]).flush()
+    assert len(one.suspects()) == 40 and one.predict_proba(X).shape == (20, 7)
+    assert new().partial_fit(X[:0], [], classes=["p"]).fit(X, Y).classes_.tolist() == ["a", "b"]
+
+
 # ------------------------------------------------------------------ single calls
 
 

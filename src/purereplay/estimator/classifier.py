@@ -285,12 +285,15 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 self._check_columns(X, getattr(self, "feature_names_in_", None))
                 self._check_shape(samples, self._recorded.image_shape, self._recorded.is_vectors)
             names = (SampleNames() if is_new else self._names).check(sample_ids, len(labels))
-            if labels:
+            if is_new and not labels:  # nothing can be fitted yet
+                self._announced = [*self._announced, *named]
+            elif labels or named:
                 draft = self._draft()
                 if is_new:
                     draft._start(samples, feature_names(X))
-                draft._know([*named, *labels])
-                draft._put(samples, labels, names)
+                draft._know([*(self._announced if is_new else []), *named, *labels])
+                if labels:
+                    draft._put(samples, labels, names)
                 self._publish(draft)
                 self._recorded.work()
 
@@ -556,6 +559,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles between processes; `save` is for files."""
         state = {name: getattr(self, name) for name in self.get_params(deep=False)}
+        state |= {"_announced": self._announced} if self._announced else {}
         return state | ({"_saved": self._whole_state()} if self.__sklearn_is_fitted__() else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -568,6 +572,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     # ---------------------------------------------------------------- small parts
 
     _recorded: RecordedLearner | FullMemory
+    _announced: Sequence[Hashable] = ()  # `classes` of calls before the first sample
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_recorded")
