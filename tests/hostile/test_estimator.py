@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import DataConversionWarning, NotFittedError
 
 from purereplay import SelfPurifiedClassifier
 from purereplay.data.columns import check_feature_names, feature_names
@@ -200,6 +200,44 @@ def test_a_seed_is_drawn_from_numpys_present_generator():
     for wrong in ("x", 1.5, np.random.SeedSequence(0)):
         with pytest.raises(InputTypeError, match="random_state must be an int, a RandomState, a Generator or None"):
             tiny(random_state=wrong).fit(X, Y)
+
+
+# ------------------------------------------------------------------ labels in columns
+
+
+def columns() -> list:
+    numbers = np.arange(20).reshape(20, 1) % 2
+    found = [numbers, torch.from_numpy(numbers)]
+    try:
+        import pandas
+    except ImportError:
+        return found
+    return [*found, pandas.DataFrame(numbers), pandas.DataFrame({"y": list("ab" * 10)}, dtype="category")]
+
+
+@pytest.mark.parametrize("y", columns(), ids=lambda y: type(y).__name__)
+def test_labels_in_a_column_are_taken_with_a_warning(y):
+    with pytest.warns(DataConversionWarning, match="A column-vector y was passed"):
+        one = tiny().fit(X, y)
+    assert one.classes_.tolist() in ([0, 1], ["a", "b"])
+
+
+def test_labels_of_pandas_that_are_missing_are_called_so():
+    pandas = pytest.importorskip("pandas")
+    for column in (
+        pandas.Series([1, 2, None] + [1] * 17, dtype="Int64"),
+        pandas.Series(["a", "b", None] + ["a"] * 17, dtype="category"),
+        pandas.Series(pandas.to_datetime(["2024-01-01", "2024-01-02", None] + ["2024-01-01"] * 17)),
+        pandas.Series([1.0, 2.0, np.nan] + [1.0] * 17),
+    ):
+        with pytest.raises(InputError, match=r"Sample 2 has no label: y holds (nan|NaT|<NA>) there"):
+            tiny().fit(X, column)
+
+
+def test_a_device_that_is_not_there_is_named_as_python_does(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"No CUDA device is available: choose the device cpu\.$"):
+        tiny(device="cuda").fit(X, Y)
 
 
 # ------------------------------------------------------------------ classes without samples

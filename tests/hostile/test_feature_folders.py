@@ -80,3 +80,10 @@ def test_an_id_in_two_files_is_refused(tmp_path):
     part(tmp_path / "in" / "b.parquet", slice(4, 8), NAMES, id=[5, 6, 7, 8])  # the text "7" is the number 7
     with pytest.raises(UserError, match=r"The id 7 is on row 3 of .*a\.parquet and on row 2 of .*b\.parquet"):
         whole(tmp_path / "in")
+
+
+def test_a_part_without_rows_is_named(tmp_path):
+    part(tmp_path / "in" / "a.parquet", slice(4), NAMES)
+    part(tmp_path / "in" / "b.parquet", slice(0), NAMES)
+    with pytest.raises(UserError, match=r"b\.parquet holds no rows\.$"):
+        whole(tmp_path / "in")

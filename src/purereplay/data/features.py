@@ -382,6 +382,8 @@ def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: C
 
 def _check_matrix(path: Path, features: NDArray[Any], place: Callable[[int], str] | None) -> None:
     """Raise UserError unless the features are a matrix of numbers and, if `place` is given, finite."""
+    if features.ndim and not len(features):
+        raise UserError(f"{path} holds no rows.")
     if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
         kind = f"{features.dtype} of shape {features.shape}"
         raise UserError(f"The features in {path} are {kind}, but must be (n, d) real numbers with n, d ≥ 1.")

@@ -764,10 +764,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def _read_labels(self, y: Any) -> list[Hashable]:
         if y is None:
             raise InputError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        if isinstance(y, np.ndarray) and y.ndim == 2 and y.shape[1] == 1:
+        shape = getattr(y, "shape", ())  # of an array, a tensor or a data frame
+        if isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 1:
             words = "A column-vector y was passed when a 1d array was expected."
             warnings.warn(words, DataConversionWarning, stacklevel=4)
-            y = y[:, 0]
+            y = y[:, 0] if isinstance(y, np.ndarray | Tensor) else np.asarray(y)[:, 0]
         return read_labels(y)
 
     def _check_columns(self, X: Any, known: NDArray[Any] | None) -> None:
