@@ -36,11 +36,15 @@ def test_labels_come_in_lists_arrays_and_tensors():
     [
         ([1, None], "Sample 1 has no label", InputError),
         ([1.0, 2.5], "Sample 1 has the continuous label 2.5: Unknown label type", InputError),
-        ([1.0, float("nan")], "Sample 1 has NaN", InputError),
-        ([float("inf")], "Sample 0 has NaN or infinity", InputError),
+        ([1.0, float("nan")], "Sample 1 has no label: y holds nan there; leave", InputError),
+        (np.array(["2024-01-01", "NaT"], "M8[D]"), "Sample 1 has no label: y holds NaT there", InputError),
+        ([float("inf")], "Sample 0 has infinity as its label", InputError),
         ([1, [2]], "Sample 1 has a label of type list, which cannot be hashed", InputTypeError),
         (np.eye(2), r"y should be a 1d array .* shape \(2, 2\)", InputError),
-        ("text", "y should be a 1d array", InputError),
+        ("text", "y should be a 1d array with one label per sample, not of type str: give a list", InputError),
+        ({1, 2}, "not of type set: give a list", InputError),
+        ({1: "a"}.values(), "not of type dict_values: give a list", InputError),
+        ((label for label in "ab"), "not of type generator: give a list", InputError),
         (None, "y should be a 1d array", InputError),
     ],
 )

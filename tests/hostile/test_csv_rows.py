@@ -112,6 +112,22 @@ def test_two_columns_that_are_not_read_may_share_a_name(folder):
     assert isinstance(item, Item) and item.label == "cat"
 
 
+def test_a_correction_without_the_cell_of_its_label_is_refused(session, tmp_path):
+    reason = "has no label"
+    assert corrected(session, tmp_path, "id,label\ns0\ns1,label 2\ns2,\n") == [
+        ("s0", 2, reason),
+        ("s1", 3, None),
+        ("s2", 4, reason),
+    ]
+    # rows of the audit that nobody filled in, whole or cut after the last cell with text
+    assert corrected(session, tmp_path, "id,note,corrected_label\ns3\ns4,a\ns5,,\ns6,,label 0\n") == [("s6", 5, None)]
+
+
+def test_a_sample_of_a_list_without_the_cell_of_its_label_is_refused(folder):
+    first, second = listed(folder, "path,label\n0.png\n1.png,cat\n")
+    assert isinstance(first, Refusal) and first.reason == "has no label" and isinstance(second, Item)
+
+
 def test_a_correction_with_two_columns_of_labels_changes_nothing(session, tmp_path):
     with pytest.raises(UserError, match="two columns named 'label'"):
         corrected(session, tmp_path, "id,label,label\ns0,label 1,label 2\n")

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import DataConversionWarning, NotFittedError
 
 from purereplay import SelfPurifiedClassifier
 from purereplay.data.columns import check_feature_names, feature_names
@@ -156,6 +156,114 @@ def test_nullable_columns_of_labels_and_masked_arrays():
         tiny().fit(X, np.ma.masked_array(range(20), mask=[True] + [False] * 19))
 
 
+# ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("learner", ["full-memory", "spr"])
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("verbose", 0.0, "the parameter verbose cannot be 0.0; change it by set_params"),
+        ("verbose", "no", "the parameter verbose cannot be 'no'"),
+        ("random_state", 1.5, "the parameter random_state cannot be 1.5"),
+        ("random_state", np.random.SeedSequence(0), "the parameter random_state cannot be SeedSequence"),
+        ("device", "gpu0", "the parameter device cannot be 'gpu0'"),
+        ("preset", None, "the parameter preset cannot be None"),
+        ("delayed_size", 7.0, "the parameter delayed_size cannot be 7.0"),
+        ("settings", {"hidden": X}, "the parameter settings cannot be "),
+        ("settings", [1], r"the parameter settings cannot be \[1\]"),
+        ("encoder", "nonsense", "The encoder 'nonsense' is unknown"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(tmp_path, learner, name, value, words):
+    one = tiny().fit(X, Y) if learner == "spr" else SelfPurifiedClassifier().fit(X, Y)
+    one.set_params(**{name: value})
+    with pytest.raises(UserError, match=words):
+        one.save(tmp_path / "one.safetensors")
+    assert not list(tmp_path.iterdir())
+    one.set_params(**{name: SelfPurifiedClassifier().get_params()[name]}).save(tmp_path / "one.safetensors")
+    SelfPurifiedClassifier.load(tmp_path / "one.safetensors")
+
+
+@pytest.mark.parametrize("generator", [np.random, np.random.default_rng(0), np.random.RandomState(0)])
+def test_seeds_of_any_generator_are_saved(tmp_path, generator):
+    one = tiny(random_state=generator).fit(X, Y)
+    one.save(tmp_path / "one.safetensors")
+    loaded = SelfPurifiedClassifier.load(tmp_path / "one.safetensors")
+    assert loaded.random_state == one._recorded.seed
+    assert np.array_equal(loaded.predict_proba(X), one.predict_proba(X))
+
+
+def test_a_seed_is_drawn_from_numpys_present_generator():
+    seeds = [tiny(random_state=np.random.default_rng(seed)).fit(X, Y)._recorded.seed for seed in (0, 0, 1)]
+    assert seeds[0] == seeds[1] != seeds[2]
+    for wrong in ("x", 1.5, np.random.SeedSequence(0)):
+        with pytest.raises(InputTypeError, match="random_state must be an int, a RandomState, a Generator or None"):
+            tiny(random_state=wrong).fit(X, Y)
+
+
+# ------------------------------------------------------------------ labels in columns
+
+
+def columns() -> list:
+    numbers = np.arange(20).reshape(20, 1) % 2
+    found = [numbers, torch.from_numpy(numbers)]
+    try:
+        import pandas
+    except ImportError:
+        return found
+    return [*found, pandas.DataFrame(numbers), pandas.DataFrame({"y": list("ab" * 10)}, dtype="category")]
+
+
+@pytest.mark.parametrize("y", columns(), ids=lambda y: type(y).__name__)
+def test_labels_in_a_column_are_taken_with_a_warning(y):
+    with pytest.warns(DataConversionWarning, match="A column-vector y was passed"):
+        one = tiny().fit(X, y)
+    assert one.classes_.tolist() in ([0, 1], ["a", "b"])
+
+
+def test_labels_of_pandas_that_are_missing_are_called_so():
+    pandas = pytest.importorskip("pandas")
+    for column in (
+        pandas.Series([1, 2, None] + [1] * 17, dtype="Int64"),
+        pandas.Series(["a", "b", None] + ["a"] * 17, dtype="category"),
+        pandas.Series(pandas.to_datetime(["2024-01-01", "2024-01-02", None] + ["2024-01-01"] * 17)),
+        pandas.Series([1.0, 2.0, np.nan] + [1.0] * 17),
+    ):
+        with pytest.raises(InputError, match=r"Sample 2 has no label: y holds (nan|NaT|<NA>) there"):
+            tiny().fit(X, column)
+
+
+def test_a_device_that_is_not_there_is_named_as_python_does(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"No CUDA device is available: choose the device cpu\.$"):
+        tiny(device="cuda").fit(X, Y)
+
+
+# ------------------------------------------------------------------ classes without samples
+
+
+@pytest.mark.parametrize("learner", ["full-memory", "spr"])
+def test_classes_that_are_announced_without_samples_are_kept(tmp_path, learner):
+    def new() -> SelfPurifiedClassifier:
+        return tiny() if learner == "spr" else SelfPurifiedClassifier()
+
+    one = new().partial_fit(X[:0], [], classes=["q", "p"]).partial_fit(X[:0], [], classes=["c"])
+    assert not one.__sklearn_is_fitted__()
+    for own in (one, pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        own.partial_fit(X, Y)
+        assert own.classes_.tolist() == ["a", "b", "c", "p", "q"] and own.n_seen_ == 20
+    assert one.predict_proba(X).shape == (20, 5)
+    one.partial_fit(X[:0], [], classes=["a", "z"])
+    assert one.classes_.tolist() == ["a", "b", "c", "p", "q", "z"] and one.n_seen_ == 20
+    assert one.predict_proba(X).shape == (20, 6) and set(one.predict(X)) <= {"a", "b"}
+    one.save(tmp_path / "one.safetensors")
+    assert SelfPurifiedClassifier.load(tmp_path / "one.safetensors").classes_.tolist() == one.classes_.tolist()
+    one.partial_fit(X, Y, classes=["y"]).flush()
+    assert len(one.suspects()) == 40 and one.predict_proba(X).shape == (20, 7)
+    assert new().partial_fit(X[:0], [], classes=["p"]).fit(X, Y).classes_.tolist() == ["a", "b"]
+
+
 # ------------------------------------------------------------------ single calls
 
 
@@ -264,6 +372,8 @@ BAD_ARGUMENTS = [
     {"settings": {"unknown": 1}},
     {"device": "none"},
     {"random_state": "x"},
+    {"random_state": 1.5},
+    {"random_state": np.bool_(True)},
 ]
 LABELS = st.sampled_from(["a", "b", "c", "=x", "\ud800", 1, 2**70, True, ("a", 1)])
 BAD = (ValueError, TypeError, UserError)

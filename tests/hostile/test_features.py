@@ -182,6 +182,32 @@ def test_a_csv_file_of_forty_thousand_columns_is_read_at_once(tmp_path):
     assert time.process_time() - began < 5  # 20 s and more when each name was looked up in a list
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ("f20,f21,f2O", r"no columns of features \(--columns 'f2O'\); its columns are: f20, f21"),
+        ("f2*,g*", r"\(--columns 'g\*'\)"),
+        ("F20,f21", r"\(--columns 'F20'\)"),
+        ("f20,label", r"\(--columns 'label'\); that is the label or id"),
+        ("f20,id", r"\(--columns 'id'\); that is the label or id"),
+        ("f20,lab*", r"\(--columns 'lab\*'\)"),
+        (",", r"\(--columns ','\)"),
+    ],
+)
+def test_an_entry_that_names_no_features_is_refused(tmp_path: Path, kind: str, features: str, words: str):
+    columns = {"f20": [1.0, 2.0], "f21": [3.0, 4.0], "label": ["a", "b"], "id": ["x", "y"]}
+    path = tmp_path / f"a.{kind}"
+    if kind == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+    else:
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.table(columns), path)
+    assert re.search(words, refused(path, features=features))
+    assert read_features(path, features="f2*, f20,").features.tolist() == [[1, 3], [2, 4]]
+
+
 # ------------------------------------------------------------------ text for people
 
 

@@ -305,6 +305,23 @@ def test_names_that_the_terminal_cannot_show(tmp_path):
         assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.long
+def test_output_for_programs_is_the_same_in_the_c_locale(tmp_path):
+    """Before: the text \\xe9 instead of the letter, and half characters in JSON."""
+    with tiny(tmp_path / "state") as session:
+        session.take([Item(f"s{i}", f"é猫{i % 3}", png(picture(i, i % 3))) for i in range(20)])
+        session.work()
+    path = tmp_path / "new-é.png"
+    path.write_bytes(png(picture(1)))
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for form in ("csv", "jsonl"):
+        arguments = ("predict", path, "--format", form, "--state", tmp_path / "state", "--device", "cpu")
+        outputs = [call(*arguments, env=env).stdout for env in (plain, {"PYTHONUTF8": "1"})]
+        assert outputs[0] == outputs[1] and outputs[0]
+        rows = list(csv.DictReader(io.StringIO(outputs[0].decode()))) if form == "csv" else [json.loads(outputs[0])]
+        assert rows[0]["image"] == str(path) and rows[0]["label"].startswith("é猫")
+
+
 # ---------------------------------------------------------------- standard output
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from purereplay.cli import main
+from purereplay.cli.app import overrides
 from purereplay.data.datasets import load
 from purereplay.data.own_folder import OwnFolder
 from purereplay.errors import UserError
@@ -28,8 +29,15 @@ from purereplay.evaluate.settings import RunSettings, resolve, to_json
 from purereplay.learners import registry
 
 SMALL = {"expert_epochs": "2", "base_epochs": "2", "finetune_epochs": "2", "hidden": "8"}
-OPTIONS = ["--dataset", "digits", "--preset", "demo", "--device", "cpu"]
-OPTIONS += [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
+
+
+def small_options(**more: int) -> list[str]:
+    """Return options of the command line with small settings, some of which are changed."""
+    settings = [part for name, value in (SMALL | more).items() for part in ("--set", f"{name}={value}")]
+    return ["--dataset", "digits", "--preset", "demo", "--device", "cpu", *settings]
+
+
+OPTIONS = small_options()
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 KEPT = Path(__file__).parent.parent / "kept" / "0.1.0"
 
@@ -161,7 +169,7 @@ def test_of_two_processes_started_at_once_into_one_new_folder_one_is_refused(tmp
     out = tmp_path / "run"
     both = [
         subprocess.Popen(
-            command("run", *OPTIONS, "--set", "expert_epochs=40", "--seed", str(seed), "--out", out),
+            command("run", *small_options(expert_epochs=40), "--seed", str(seed), "--out", out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -419,23 +427,31 @@ def test_the_command_line_refuses_them_before_it_loads_data(tmp_path, capsys, mo
     assert not (tmp_path / "run").exists()
 
 
+def test_a_setting_is_not_given_two_values(tmp_path, capsys):
+    """Before: the last one was used without a word."""
+    twice = ["--set", "delayed_size=7", "--set", "delayed_size = 600"]
+    said = refusal(capsys, "run", "--dataset", "digits", *twice, "--out", tmp_path / "run")
+    assert "--set delayed_size is given as 7 and as 600: leave one of them out." in said
+    said = refusal(capsys, "learn", tmp_path, *twice, "--state", tmp_path / "state")
+    assert "--set delayed_size is given as 7 and as 600" in said
+    assert overrides(["hidden=8", "hidden = 8", "crs.hidden=9"]) == {"hidden": "8", "crs.hidden": "9"}
+
+
 # --- kills -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_folder_can_be_used_after_a_kill_at_any_moment(tmp_path):
     """SIGKILL at random moments of the first seconds: the folder is free or holds a run, and ends the same."""
-    options = [*OPTIONS, "--set", "expert_epochs=100"]
+    long = small_options(expert_epochs=100)
     whole = tmp_path / "whole"
-    assert subprocess.run(command("run", *options, "--out", whole), env=ENVIRONMENT, check=False).returncode == 0
+    assert subprocess.run(command("run", *long, "--out", whole), env=ENVIRONMENT, check=False).returncode == 0
     moments, hits = random.Random(0), 0
     for i in range(5):
         path = tmp_path / f"killed-{i}"
         for _ in range(6):
             call = (
-                command("resume", path)
-                if (path / "settings.json").exists()
-                else command("run", *options, "--out", path)
+                command("resume", path) if (path / "settings.json").exists() else command("run", *long, "--out", path)
             )
             process = subprocess.Popen(
                 call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -451,7 +467,7 @@ def test_a_folder_can_be_used_after_a_kill_at_any_moment(tmp_path):
                 process.send_signal(signal.SIGKILL)
                 process.communicate()
                 hits += 1
-        call = command("resume", path) if (path / "settings.json").exists() else command("run", *options, "--out", path)
+        call = command("resume", path) if (path / "settings.json").exists() else command("run", *long, "--out", path)
         done = subprocess.run(call, capture_output=True, text=True, env=ENVIRONMENT, check=False)
         assert done.returncode == 0, done.stderr
         assert measured(path) == measured(whole)

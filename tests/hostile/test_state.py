@@ -422,7 +422,42 @@ def test_changes_that_a_read_only_medium_cannot_show_are_named(tmp_path):
     (killed / "state.sqlite-shm").unlink()
     with (
         read_only(killed) as medium,
-        pytest.raises(UserError, match=r"changes in state\.sqlite-wal that a read-only folder cannot show: copy"),
+        pytest.raises(UserError, match=r"changes in state\.sqlite-wal that a full or read-only disk cannot show: copy"),
         Store.reading(medium),
     ):
+        pass
+
+
+def no_room(monkeypatch, folder: Path, code: int) -> list[str]:
+    """Let SQLite fail to create the files that readers share, as on a full disk; returns what was opened."""
+    connect, opened = sqlite3.connect, []
+
+    def connected(database, **options):
+        opened.append(str(database))
+        if "mode=ro" in opened[-1] and "immutable" not in opened[-1]:
+            (folder / "state.sqlite-shm").write_bytes(b"???")  # what SQLite leaves on a full tmpfs
+            (folder / "state.sqlite-wal").touch()
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = code
+            raise error
+        return connect(database, **options)
+
+    monkeypatch.setattr("purereplay.live.schema.sqlite3.connect", connected)
+    return opened
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_FULL])
+def test_a_state_is_read_from_a_full_disk(tmp_path, monkeypatch, code):
+    """Before: `state.sqlite cannot be written: disk I/O error`, from commands that only read."""
+    with tiny(tmp_path / "state") as session:
+        session.take(items(0, 5))
+    opened = no_room(monkeypatch, tmp_path / "state", code)
+    for _ in range(2):  # the second time with the file that the first one left
+        with Store.reading(tmp_path / "state") as store:
+            assert status(store)["samples"] == 5
+    assert any("immutable" in name for name in opened)
+    with (tmp_path / "state" / "state.sqlite-shm").open("wb") as file:
+        file.truncate(2**15)  # somebody may be writing
+    monkeypatch.setattr(Path, "write_bytes", lambda self, content: None)
+    with pytest.raises(UserError, match="cannot be written: disk I/O error"), Store.reading(tmp_path / "state"):
         pass

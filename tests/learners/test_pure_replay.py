@@ -298,3 +298,14 @@ def test_feature_vectors_are_learned_from():
 def test_settings_that_contradict_each_other_are_refused(options):
     with pytest.raises(UserError):
         make(**options)
+
+
+def test_a_base_that_diverged_in_its_last_step_is_named():
+    ours = make()
+    ours.observe(rows(40, 1))
+    for t in ours.inference_base.values():
+        if t.is_floating_point():
+            t.fill_(float("nan"))
+    for ask in (ours.classifier, lambda: ours.observe(rows(40, 2))):
+        with pytest.raises(UserError, match="The training of the base network diverged: lower its learning rate"):
+            ask()

@@ -313,6 +313,9 @@ def test_bad_batches_name_the_culprit_and_change_nothing(stream, images, labels,
         ({"expert_epochs": -1}, "more than 0"),
         ({"finetune_batch": True}, "finetune_batch must be a whole number"),
         ({"lr": float("nan")}, "lr must be a number"),
+        ({"lr": float("inf")}, "lr must be a number"),
+        ({"lr": 1e308}, r"lr must be at most 1e\+15"),
+        ({"lr": 10**400}, r"lr must be at most 1e\+15"),
         ({"flip": 2}, "at most 1"),
         ({"reseed": 1}, "true or false"),
         ({"colour": 1}, "'colour' is unknown"),
@@ -328,6 +331,13 @@ def test_training_that_diverges_is_an_error_and_not_a_number(stream):
     ours.observe(stream.batch(0, 60))
     with pytest.raises(UserError, match="finetune network diverged"):
         ours.classifier()
+
+
+def test_an_expert_that_diverges_in_its_last_step_is_named(stream):
+    """The loss is that before the step, so only the features show it; before, a row of them was blamed."""
+    ours = learner(replace(TINY, lr=1e30, expert_epochs=1))
+    with pytest.raises(UserError, match="The training of the expert network diverged: lower its learning rate"):
+        ours.observe(stream.batch(0, 60))
 
 
 @pytest.mark.parametrize("images", [torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 9, dtype=torch.uint8), np.zeros(3)])

@@ -8,6 +8,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
+from purereplay.data.features import read_features  # noqa: E402
 from purereplay.errors import UserError  # noqa: E402
 from purereplay.purify import folders  # noqa: E402
 from purereplay.purify.filter import SelfCenteredFilter  # noqa: E402
@@ -31,7 +32,9 @@ def make(folder: Path, *, n: int = 300, n_files: int = 3, text: bool = False, id
 
 def by_label(parts: list[folders.Part], parameters: dict) -> dict[str, np.ndarray]:
     """What the tasks of a cluster compute: read each file, group by label, score each group, sort by row."""
-    read, score = folders._reader(Choice(), 6), folders._scorer(parameters)
+    first = read_features(parts[0].path)
+    layout = folders.Layout(parts[0].path, first.columns, first.features.shape[1])
+    read, score = folders._reader(Choice(), layout), folders._scorer(parameters)
     items = [{"path": np.array([str(p.path)]), "first_row": np.array([p.first_row])} for p in parts[::-1]]
     tables = [read(item) for item in items]  # files arrive in any order
     whole = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
@@ -74,7 +77,7 @@ def test_what_cannot_be_filtered_is_named(tmp_path):
     with pytest.raises(UserError, match="holds no parquet files"):
         parquet_parts(tmp_path)
     pq.write_table(pa.table({"f0": [1.0], "label": [1]}), folder / "part-9.parquet")
-    with pytest.raises(UserError, match=r"part-9\.parquet has 1 features, but the first file has 6"):
+    with pytest.raises(UserError, match=r"part-9\.parquet has no column of features 'f1', but .*part-0\.parquet has"):
         read_parts(parquet_parts(folder), Choice())
     (folder / "part-9.parquet").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"part-9\.parquet is truncated, damaged"):

@@ -87,6 +87,14 @@ def test_few_samples_give_wide_intervals_and_none_give_none():
         assert 0 <= overall.low <= overall.high <= 1 and by_label[1].n == 0
 
 
+def test_the_noise_of_a_single_label_is_unknown():
+    """Its neighbours all agree, whatever the share of wrong labels."""
+    overall, by_label = noise_rates(np.random.default_rng(0).normal(size=(90, 4)), np.full(90, 1), 3)
+    assert len(by_label) == 3
+    for found in (overall, *by_label):
+        assert math.isnan(found.rate) and (found.low, found.high, found.n) == (0.0, 1.0, 0)
+
+
 def test_features_without_length_are_no_trouble():
     overall, _ = noise_rates(np.zeros((30, 4)), np.arange(30) % 3, 3)
     assert 0 <= overall.low <= overall.high <= 1

@@ -71,7 +71,8 @@ def overrides(texts: list[str] | None, **named: str | None) -> dict[str, str]:
         name = learner + dot + own.replace("-", "_")
         if spelled.setdefault(name, given) != given:
             raise UserError(f"--set {spelled[name]} and --set {given} set the same value: leave one of them out.")
-        found[name] = value  # the last one wins
+        if found.setdefault(name, value) != value:
+            raise UserError(f"--set {given} is given as {found[name]} and as {value}: leave one of them out.")
     for name, option in named.items():
         if option is None:
             continue

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from purereplay.cli import output
 from purereplay.cli.app import Device, Log, SetOption, app, overrides
 from purereplay.errors import UserError
 
@@ -158,6 +159,8 @@ def predict(
         purereplay predict --state state new --format csv > predicted.csv
     """
     _check_form(form, "table", "jsonl", "csv")
+    if form != "table":
+        output.show_every_byte()
     from purereplay.live.predict import image_files, predict, ready_classifier
     from purereplay.live.session import make_engine
     from purereplay.live.settings import Wanted, check_same, wanted_encoder

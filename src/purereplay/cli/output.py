@@ -1,7 +1,7 @@
 """Standard output that may be full, closed, or unable to show a character.
 
 A closed pipe, as behind `head`, ends a command without a word. A full disk is one sentence. A character that the
-terminal's encoding lacks is shown as its number, as in `\\xe9`.
+terminal's encoding lacks is shown as its number, as in `\\xe9`. CSV and JSON lines for other programs are UTF-8.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ def show_every_character() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         kept = sys.stdout.errors == "surrogateescape"  # the C locale: bytes of file names pass unchanged
         sys.stdout.reconfigure(errors="purereplay" if kept else "backslashreplace")
+
+
+def show_every_byte() -> None:
+    """Write UTF-8 from now on, whatever the locale, and the bytes of file names unchanged: for output to programs."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _bytes_or_numbers(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -34,9 +34,9 @@ def review(
 ) -> None:
     """Review labels in the browser, the most doubtful first: one key to accept the suggestion, keep, relabel or drop.
 
-    Every decision is written to disk before the page confirms it, and can be undone. The state learns from the decisions while
-    you review; if `learn` runs on it, that process does. Several people may review one state. Needs the extra
-    `web`.
+    Every decision is written to disk before the page confirms it, and can be undone. The state learns from the
+    decisions while you review; if `learn` runs on it, that process does. Several people may review one state. Needs the
+    extra `web`.
 
     Examples:
 

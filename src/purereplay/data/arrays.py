@@ -161,7 +161,10 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype == np.uint8:
         return np.array(array, order="C")
     if array.dtype.kind != "f":
-        raise InputError(f"Images must be uint8 or floats in [0, 1], not {array.dtype}.")
+        raise InputError(
+            f"Images must be uint8 or floats in [0, 1], not {array.dtype}: use astype(np.uint8) for values up to 255, "
+            "or divide by the largest value."
+        )
     flat = array.reshape(n, channels * height * width)  # -1 is ambiguous for 0 samples
     _refuse(~np.isfinite(flat), "holds NaN or infinity")
     outside = (flat < 0) | (flat > 1)

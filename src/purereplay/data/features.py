@@ -46,6 +46,7 @@ class FeatureTable(NamedTuple):
     features: NDArray[Any]  # (n, d), finite
     labels: NDArray[Any]  # objects (n,): int, str or another type of the file; none is missing
     ids: list[Hashable] | None  # n unique names, if the file has them
+    columns: list[str] | None = None  # names of the columns of features, if the file has them: d, or one of lists
 
 
 def read_features(
@@ -74,13 +75,19 @@ def read_features(
         if kind == ".npz":
             return _checked(path, *_read_npz(path, features or "features", labels, ids), lambda row: f"row {row}")
 
+        chosen: list[str] = []
+
         def choose(names: list[str]) -> Columns:
-            return _columns(path, names, features or "*", labels, ids)
+            columns = _columns(path, names, features or "*", labels, ids)
+            chosen[:] = columns.features
+            return columns
 
         if kind == ".parquet":
-            return _checked(path, *read_parquet(path, choose, progress), lambda row: f"row {row}")
-        values, names, own, lines = _read_csv(path, choose, progress)
-        return _checked(path, values, names, own, lambda row: f"line {lines[row]}")
+            table = _checked(path, *read_parquet(path, choose, progress), lambda row: f"row {row}")
+        else:
+            values, names, own, lines = _read_csv(path, choose, progress)
+            table = _checked(path, values, names, own, lambda row: f"line {lines[row]}")
+        return table._replace(columns=chosen)
 
 
 def read_rows(path: Path) -> NDArray[Any]:
@@ -332,16 +339,19 @@ def _columns(path: Path, names: list[str], features: str, labels: str | None, id
     for name, option in ((own_label or "label", "--labels"), (own_id, "--ids")):
         if name is not None and name not in known_names:
             raise UserError(f"{path} has no column {name!r} ({option}); its columns are: {known}.")
-    patterns = {pattern.strip() for pattern in features.split(",")}
-    wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
-    chosen = [
-        name
-        for name in names
-        if name not in (own_label, own_id) and (name in patterns or any(fnmatchcase(name, p) for p in wild))
-    ]
+    free = [name for name in names if name not in (own_label, own_id)]
+    own_names, chosen = set(free), set[str]()
+    for entry in (part.strip() for part in features.split(",")):
+        found = {entry} & own_names
+        if any(sign in entry for sign in "*?["):
+            found |= {name for name in free if fnmatchcase(name, entry)}
+        if entry and not found:
+            why = "that is the label or id" if entry in known_names else f"its columns are: {known}"
+            raise UserError(f"{path} has no columns of features (--columns {entry!r}); {why}.")
+        chosen |= found
     if not chosen:
         raise UserError(f"{path} has no columns of features (--columns {features!r}); its columns are: {known}.")
-    return Columns(chosen, own_label or "label", own_id)
+    return Columns([name for name in free if name in chosen], own_label or "label", own_id)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -384,6 +394,8 @@ def _checked(path: Path, features: NDArray[Any], labels: Any, ids: Any, place: C
 
 def _check_matrix(path: Path, features: NDArray[Any], place: Callable[[int], str] | None) -> None:
     """Raise UserError unless the features are a matrix of numbers and, if `place` is given, finite."""
+    if features.ndim and not len(features):
+        raise UserError(f"{path} holds no rows.")
     if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
         kind = f"{features.dtype} of shape {features.shape}"
         raise UserError(f"The features in {path} are {kind}, but must be (n, d) real numbers with n, d ≥ 1.")

@@ -29,10 +29,13 @@ def read_labels(labels: Any) -> list[Hashable]:
     if isinstance(labels, Tensor):
         labels = tensor_array(labels, "y")
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
+        kind = type(labels).__name__
         try:
             labels = np.asarray(labels)
         except (TypeError, ValueError, RuntimeError):
             raise InputError("y cannot be read as an array of labels.") from None
+        if not labels.ndim:
+            raise InputError(f"y should be a 1d array with one label per sample, not of type {kind}: give a list.")
         if labels.ndim != 1:
             raise InputError(f"y should be a 1d array with one label per sample, but has shape {labels.shape}.")
         labels = labels.tolist() if labels.dtype.kind not in "mM" else list(labels)
@@ -43,14 +46,14 @@ def read_labels(labels: Any) -> list[Hashable]:
 
 
 def plain_value(label: Any) -> Any:
-    """Return a numpy scalar as a value of Python; dates and times that Python cannot represent are unchanged."""
+    """Return a numpy scalar as a value of Python; NaT, and dates and times that Python lacks, are unchanged."""
     if not isinstance(label, np.generic):
         return label
     value = label.item()
     if isinstance(value, np.floating):  # longdouble
         return float(value)
     is_time = isinstance(label, np.datetime64 | np.timedelta64)
-    return label if is_time and isinstance(value, int) else value  # numpy returns a count of its unit
+    return label if is_time and isinstance(value, int | None) else value  # a count of its unit; None for NaT
 
 
 def is_missing(label: Any) -> bool:
@@ -64,12 +67,6 @@ def is_missing(label: Any) -> bool:
 
 
 def _check(label: Any, position: int) -> None:
-    if isinstance(label, float) and not label.is_integer():
-        if math.isfinite(label):
-            why = f"the continuous label {label!r}: Unknown label type for a classifier"
-        else:
-            why = "NaN or infinity as its label"
-        raise InputError(f"Sample {position} has {why}.")
     try:
         hash(label)
     except (TypeError, ValueError):  # a time without a unit is a ValueError
@@ -78,7 +75,13 @@ def _check(label: Any, position: int) -> None:
             "y should be a 1d array."
         ) from None
     if is_missing(label):
-        raise InputError(f"Sample {position} has no label: y holds {label!r} there.")
+        raise InputError(f"Sample {position} has no label: y holds {label} there; leave the sample out.")
+    if isinstance(label, float) and not label.is_integer():
+        if math.isfinite(label):
+            why = f"the continuous label {label!r}: Unknown label type for a classifier"
+        else:
+            why = "infinity as its label"
+        raise InputError(f"Sample {position} has {why}.")
 
 
 def in_order(labels: Iterable[Hashable]) -> list[Hashable]:

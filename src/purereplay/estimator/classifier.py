@@ -41,7 +41,7 @@ from purereplay.data.packing import pack_tensors, unpack_tensors
 from purereplay.data.scale import Scale
 from purereplay.errors import InputError, InputTypeError, UserError
 from purereplay.estimator.progress_line import ProgressLine
-from purereplay.estimator.saved import check_facts, check_options, read_saved_labels, with_learner
+from purereplay.estimator.saved import as_saved, check_facts, check_options, read_saved_labels, with_learner
 from purereplay.estimator.turns import Turns
 from purereplay.learners import full_memory, own_data
 from purereplay.learners.base import DataSpec
@@ -159,8 +159,8 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         Any other settings by name, such as ``{"hidden": 128, "graphs": 10}``.
     device : {"auto", "cpu", "cuda"}, default="auto"
         Device of the training; "auto" is CUDA if it is available.
-    random_state : int, RandomState instance or None, default=0
-        Seed of all random draws. A RandomState or None: draw a seed when learning starts.
+    random_state : int, RandomState, Generator or None, default=0
+        Seed of all random draws. A RandomState, a Generator or None: draw a seed when learning starts.
     verbose : bool, optional
         Whether progress is written to the standard error stream. None: only by "full-memory", after ten seconds.
     encoder : str or object, optional
@@ -203,7 +203,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         base_epochs: int | None = None,
         settings: Mapping[str, Any] | None = None,
         device: str = "auto",
-        random_state: int | np.random.RandomState | None = 0,
+        random_state: int | np.random.RandomState | np.random.Generator | None = 0,
         verbose: bool | None = None,
         encoder: str | Encoder | None = None,
     ) -> None:
@@ -286,12 +286,15 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 self._check_columns(X, getattr(self, "feature_names_in_", None))
                 self._check_shape(samples, self._recorded.image_shape, self._recorded.is_vectors)
             names = (SampleNames() if is_new else self._names).check(sample_ids, len(labels))
-            if labels:
+            if is_new and not labels:  # nothing can be fitted yet
+                self._announced = [*self._announced, *named]
+            elif labels or named:
                 draft = self._draft()
                 if is_new:
                     draft._start(samples, feature_names(X))
-                draft._know([*named, *labels])
-                draft._put(samples, labels, names)
+                draft._know([*(self._announced if is_new else []), *named, *labels])
+                if labels:
+                    draft._put(samples, labels, names)
                 self._publish(draft)
                 self._recorded.work()
 
@@ -469,9 +472,9 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if not isinstance(facts["params"]["encoder"], str | None):
             raise UserError("A classifier whose encoder is an object cannot be saved: give the encoder as a text.")
         facts["labels"] = [label_to_json(label) for label in facts["labels"]]
-        if isinstance(facts["params"]["random_state"], np.random.RandomState):
+        if _is_generator(facts["params"]["random_state"]):
             facts["params"]["random_state"] = facts["seed"]
-        write_whole(Path(path), pack_tensors(tensors, {"format": FORMAT, **facts})[0])
+        write_whole(Path(path), pack_tensors(tensors, as_saved({"format": FORMAT, **facts}))[0])
 
     @classmethod
     def load(cls, path: str | Path, encoder: str | Encoder | None = None) -> Self:
@@ -557,6 +560,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles between processes; `save` is for files."""
         state = {name: getattr(self, name) for name in self.get_params(deep=False)}
+        state |= {"_announced": self._announced} if self._announced else {}
         return state | ({"_saved": self._whole_state()} if self.__sklearn_is_fitted__() else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -569,6 +573,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     # ---------------------------------------------------------------- small parts
 
     _recorded: RecordedLearner | FullMemory
+    _announced: Sequence[Hashable] = ()  # `classes` of calls before the first sample
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_recorded")
@@ -604,10 +609,7 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """Start a new learner for samples of this kind."""
         shape, vectors = _shape(samples), is_vectors(samples)
         learner, options = self._resolved(DataFacts(shape, is_vectors=vectors))
-        if isinstance(self.random_state, int | np.integer):
-            seed = int(self.random_state)
-        else:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = _seed(self.random_state)
         kept = self.__dict__.get("_opened_encoder")
         has_encoder = self.encoder is not None and self.encoder != NONE
         self._build(learner, options, shape, vectors, seed, names, kept[1].digest if has_encoder and kept else None)
@@ -763,10 +765,11 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def _read_labels(self, y: Any) -> list[Hashable]:
         if y is None:
             raise InputError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        if isinstance(y, np.ndarray) and y.ndim == 2 and y.shape[1] == 1:
+        shape = getattr(y, "shape", ())  # of an array, a tensor or a data frame
+        if isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 1:
             words = "A column-vector y was passed when a 1d array was expected."
             warnings.warn(words, DataConversionWarning, stacklevel=4)
-            y = y[:, 0]
+            y = y[:, 0] if isinstance(y, np.ndarray | Tensor) else np.asarray(y)[:, 0]
         return read_labels(y)
 
     def _check_columns(self, X: Any, known: NDArray[Any] | None) -> None:
@@ -781,6 +784,22 @@ class SelfPurifiedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             raise InputError(f"X has {samples.shape[1]} features, but {name} is expecting {ours[0]} features as input.")
         theirs = describe(_shape(samples), is_vectors(samples))
         raise InputError(f"X holds {theirs}, but {name} learned from {describe(ours, vectors)}.")
+
+
+def _is_generator(random_state: Any) -> bool:
+    """Return whether seeds are drawn from this; the module `numpy.random` is the global generator of scikit-learn."""
+    return isinstance(random_state, np.random.RandomState | np.random.Generator) or random_state is np.random
+
+
+def _seed(random_state: Any) -> int:
+    """Return a seed, drawn unless it is given."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31 - 1))
+    if random_state is None or _is_generator(random_state):
+        return int(check_random_state(random_state).randint(2**31 - 1))
+    raise InputTypeError(f"random_state must be an int, a RandomState, a Generator or None, not {random_state!r}.")
 
 
 def _is_learned(name: str) -> bool:

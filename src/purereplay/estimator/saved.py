@@ -1,24 +1,28 @@
 """Facts of a saved estimator, checked before a learner is built from them.
 
-A file with a right digest may still hold anything. Every function here raises ValueError, or UserError for settings,
-with the reason; the caller adds the name of the file.
+A file with a right digest may still hold anything. The functions for reading raise ValueError, or UserError for
+settings, with the reason; the caller adds the name of the file. The same checks come before a file is written.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable
 from dataclasses import fields
 from typing import Any
 
 import torch
 
+from purereplay.data.encoders import NONE, runs_code
 from purereplay.data.forms import Form, check_forms, forms_like, n_rows
 from purereplay.data.labels import label_from_json, read_labels
+from purereplay.errors import UserError
 from purereplay.learners import full_memory
 from purereplay.learners.base import DataSpec
 from purereplay.learners.own_data import UNNAMED, settings_class
 from purereplay.learners.settings import completed, from_json
 from purereplay.learners.spr.build import make_network
+from purereplay.nets.device import DEVICES
 from purereplay.nets.networks import CLASSES, State, part
 
 _FACTS = {"learner": str, "params": dict, "options": dict, "seed": int, "shape": list, "vectors": bool, "labels": list}
@@ -45,6 +49,24 @@ def with_learner(facts: dict[str, Any]) -> dict[str, Any]:
     return {"learner": UNNAMED} | facts
 
 
+def as_saved(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as a file will hold them; UserError names the parameter with which it could not be loaded."""
+    why = "The classifier cannot be saved: "
+    for name, value in facts["params"].items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            raise UserError(f"{why}the parameter {name} cannot be {_short(value)}; change it by set_params.") from None
+    own: dict[str, Any] = json.loads(json.dumps(facts))
+    try:
+        check_facts(own)
+    except ValueError as error:
+        raise UserError(f"{why}{error}; change it by set_params.") from error
+    if (encoder := own["params"]["encoder"]) not in (None, NONE):
+        runs_code(encoder)  # it must have the form of one
+    return own
+
+
 def check_facts(facts: dict[str, Any]) -> None:
     """Check names and types of the facts of a saved estimator, and that they fit together."""
     for name, kind in _FACTS.items():
@@ -58,6 +80,8 @@ def check_facts(facts: dict[str, Any]) -> None:
     for name, kinds in _PARAMS.items():
         if type(params[name]) not in kinds:
             raise ValueError(f"the parameter {name} cannot be {_short(params[name])}")
+    if params["device"] not in DEVICES:
+        raise ValueError(f"the parameter device cannot be {_short(params['device'])}")
     channels = shape[:1] if facts["vectors"] else [1, 3]
     if len(shape) != 3 or any(type(n) is not int or n < 1 for n in shape) or shape[0] not in channels:
         raise ValueError(f"samples cannot have the shape {_short(shape)}")

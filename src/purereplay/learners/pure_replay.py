@@ -42,6 +42,7 @@ from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import UNLIKELY, Classifier, embed, linear_probe
 from purereplay.nets.jobs import Asks, Joint, JointJob
+from purereplay.nets.lockstep import diverged
 from purereplay.nets.networks import BACKBONE, CLASSES, HEAD, Head, Network, State, part
 from purereplay.purify.agreement import label_agreement
 from purereplay.purify.directions import concatenate_features, main_directions
@@ -214,11 +215,18 @@ class PureReplay(SPR):
     def _score(self, buffers: list[FullBuffer]) -> Asks[list[ScoredBuffer]]:
         more = None
         if self.base_features and self.n_replays:  # before its first training the base has random weights
-            more = [main_directions(embed(self.network, self.inference_base, b.batch.images)) for b in buffers]
+            more = [main_directions(self._by_base(b.batch.images)) for b in buffers]
         scored = yield from self.buffer_filter.score(buffers, self.n_classes, self._seed, more)
         for buffer in scored:
             buffer.clean_probability = self._sharpened(buffer)
         return scored
+
+    def _by_base(self, images: Tensor, *, penultimate: bool = False) -> Tensor:
+        """Return the features of images by the trained base; UserError if its training diverged."""
+        features = embed(self.network, self.inference_base, images, penultimate=penultimate)
+        if not bool(features.isfinite().all()):
+            raise diverged("base")
+        return features
 
     def _sharpened(self, buffer: ScoredBuffer) -> Tensor:
         """Clean probabilities float64 (n,): the filter's, the opinion of the classifier, and the labels' agreement.
@@ -249,7 +257,7 @@ class PureReplay(SPR):
         else:
             kinds.append(main_directions(images.flatten(1), _DIRECTIONS))
         if self.base_features and self.n_replays:
-            kinds.append(main_directions(embed(self.network, self.inference_base, images), _DIRECTIONS))
+            kinds.append(main_directions(self._by_base(images), _DIRECTIONS))
         return label_agreement(concatenate_features(*kinds), labels, delayed.n).cpu()
 
     def _rank_values(self, clean_probability: Tensor, number: int) -> Tensor:
@@ -353,7 +361,7 @@ class PureReplay(SPR):
         if not purified.n:
             zeros = torch.zeros(width + 1, self.n_classes, device=self.engine.device)
             return self._linear(zeros[:-1], zeros[-1])
-        features = embed(self.network, self.inference_base, purified.images, penultimate=True)
+        features = self._by_base(purified.images, penultimate=True)
         return self._linear(*linear_probe(features, purified.labels, self.n_classes))
 
     def _linear(self, weight: Tensor, bias: Tensor) -> Classifier:

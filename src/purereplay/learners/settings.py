@@ -15,7 +15,7 @@ from purereplay.errors import UserError
 from purereplay.learners.registry import PRESETS
 
 NetworkName = Literal["mlp", "resnet18"]
-_LARGEST = 10**15  # of whole numbers; more than any memory holds and any machine computes
+_LARGEST = 10**15  # more than any memory holds and any machine computes; far larger ones overflow in float32
 
 
 class DataFacts(NamedTuple):
@@ -174,11 +174,12 @@ def _check_value(f: Field[Any], value: Any, kinds: list[Any]) -> None:
             raise UserError(f"The setting {f.name} must be true or false, not {value!r}.")
         return
     number = (int, float) if float in kinds else int
-    if isinstance(value, int) and abs(value) > _LARGEST:  # larger ones overflow in PyTorch
-        raise UserError(f"The setting {f.name} must be at most {_LARGEST:g}.")
-    if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
+    is_huge = isinstance(value, int) and abs(value) > _LARGEST  # it may be no float
+    if isinstance(value, bool) or not isinstance(value, number) or not (is_huge or math.isfinite(value)):
         wanted = "a number" if float in kinds else "a whole number"
         raise UserError(f"The setting {f.name} must be {wanted}, not {value!r}.")
+    if abs(value) > _LARGEST:
+        raise UserError(f"The setting {f.name} must be at most {_LARGEST:g}.")
     least, most = f.metadata["least"], f.metadata["most"]
     too_low = value <= 0 if least is None else value < least
     if too_low or value > most:

@@ -14,6 +14,7 @@ import binascii
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -35,9 +36,10 @@ def read_csv(path: Path, root: Path) -> Iterator[Offer]:
 def csv_rows(
     path: Path, columns: tuple[str, ...], *, one_of: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    """Yield the lines of a CSV file as number and named fields, empty fields as None; unusable lines are refused.
+    """Yield the lines of a CSV file as number and named fields; unusable lines are refused.
 
-    The header must have all of `columns`, and exactly one of the columns `one_of`.
+    Fields that are empty or missing are None. The header must have all of `columns`, and exactly one of the columns
+    `one_of`.
     """
     # invalid UTF-8 is detected when a label or id is checked
     with readable(path), open_csv(path, errors="surrogateescape") as table:
@@ -51,7 +53,8 @@ def csv_rows(
                 reason = f"has {len(row):,} cells, but the header {len(header):,}"
                 yield table.line, Refusal(None, reason, table.line)
             elif row:
-                yield table.line, {name: text or None for name, text in zip(header, row, strict=False)}
+                cells = zip_longest(header, row)  # a spreadsheet may leave out empty cells at the end
+                yield table.line, {name: text or None for name, text in cells}
 
 
 def _header(path: Path, row: list[str] | BadRow, columns: tuple[str, ...], one_of: tuple[str, ...]) -> list[str]:

@@ -113,6 +113,9 @@ SCRIPTS = (
 VERSION = len(SCRIPTS)
 DIGESTS = 3  # version from which on the tables have digests
 COMMITS = 4  # version from which on the commits are counted
+# primary codes of SQLite if it cannot create the files that readers and a writer share
+_NO_ROOM = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
+_SHARED = 2**15  # bytes of the smallest shared file in use; an attempt on a full disk leaves one of a few bytes
 _MAX_VALUE = 2**28  # bytes of a value; those of the largest image are fewer
 _COMMENT = re.compile(r"--[^\n]*")
 
@@ -120,8 +123,8 @@ _COMMENT = re.compile(r"--[^\n]*")
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
     """Open a database, or create it if `write` is set; every commit is on the disk when it returns.
 
-    On a medium that cannot be written, SQLite cannot create the files that readers and a writer share. The database is
-    then read as a file that nobody changes.
+    On a medium that is full or cannot be written, SQLite cannot create the files that readers and a writer share. The
+    database is then read as a file that nobody changes.
     """
     if write:
         return _open(path, "mode=rwc", write=True)
@@ -129,14 +132,22 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         return _open(path, "mode=ro", write=False)
     except UserError as error:
         journal, shared = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-        if _code(error.__cause__) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or shared.exists():
+        if _code(error.__cause__) not in _NO_ROOM or _size(shared) >= _SHARED:
             raise
-        if journal.exists() and journal.stat().st_size:
+        if _size(journal):
             raise UserError(
-                f"{path} has changes in {journal.name} that a read-only folder cannot show: copy the folder to a disk "
-                "that can be written."
+                f"{path} has changes in {journal.name} that a full or read-only disk cannot show: copy the folder to "
+                "another disk."
             ) from None
         return _open(path, "mode=ro&immutable=1", write=False)
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _open(path: Path, options: str, *, write: bool) -> sqlite3.Connection:

@@ -6,6 +6,7 @@ import torch
 
 from purereplay.errors import UserError
 
+DEVICES = ("cpu", "cuda", "auto")
 Precision = Literal["float32", "tf32", "bf16"]
 
 
@@ -16,7 +17,7 @@ def pick_device(name: str) -> str:
     if name not in ("cpu", "cuda"):
         raise UserError(f"The device {name!r} is unknown: choose cpu, cuda or auto.")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("No CUDA device is available: use --device cpu.")
+        raise UserError("No CUDA device is available: choose the device cpu.")
     return name
 
 

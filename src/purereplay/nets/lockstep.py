@@ -30,6 +30,11 @@ class Account:
             self.steps[phase] = self.steps.get(phase, 0) + steps
 
 
+def diverged(phase: str) -> UserError:
+    """Return the error for a network whose loss, or whose features after training, are not finite."""
+    return UserError(f"The training of the {phase} network diverged: lower its learning rate.")
+
+
 def drive(work: Asks[Result], engine: Engine, account: Account | None = None) -> Result:
     """Run the work of one learner to its end and train the jobs that it requests."""
     [result] = drive_together([work], engine, [account or Account()])
@@ -52,8 +57,7 @@ def drive_together(works: list[Asks[Result]], engine: Engine, accounts: list[Acc
         try:
             bad = [job.phase for job, t in zip(asked, answer or [], strict=True) if not math.isfinite(t.loss)]
             if bad:
-                error = UserError(f"The training of the {bad[0]} network diverged: lower its learning rate.")
-                requests[i] = works[i].throw(error)
+                requests[i] = works[i].throw(diverged(bad[0]))
             else:
                 requests[i] = next(works[i]) if answer is None else works[i].send(answer)
         except StopIteration as end:

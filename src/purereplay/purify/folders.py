@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,14 @@ class Choice(NamedTuple):
     ids: str | None = None
 
 
+class Layout(NamedTuple):
+    """The features of the first file, which all other files must have."""
+
+    path: Path
+    columns: list[str]  # in their order
+    width: int
+
+
 def parquet_parts(folder: Path) -> list[Part]:
     """Return the parquet files of a folder in the order of their names; only their metadata are read."""
     paths = sorted(path for path in folder.glob("*.parquet") if path.is_file())
@@ -59,18 +67,31 @@ def parquet_parts(folder: Path) -> list[Part]:
 
 def read_parts(parts: list[Part], choice: Choice, progress: Progress | None = None) -> FeatureTable:
     """Read all files as one table into memory."""
-    tables = []
+    tables: list[FeatureTable] = []
     for number, part in enumerate(parts, 1):
-        tables.append(read_features(part.path, **choice._asdict()))
-        _check_width(part.path, tables[-1].features, tables[0].features.shape[1])
+        table = read_features(part.path, **choice._asdict())
+        tables.append(_aligned(part.path, table, _layout(parts[0].path, tables[0])) if tables else table)
         if progress:
             progress("reading", number, len(parts))
     has_ids = [table.ids is not None for table in tables]
     if any(has_ids) and not all(has_ids):
         raise UserError(f"{parts[has_ids.index(False)].path} has no ids, but other files have: leave --ids out.")
     ids = [own for table in tables for own in table.ids or []]
+    if len(set(ids)) < len(ids):
+        _refuse_repeated(parts, tables)
     features, labels = (np.concatenate([table[i] for table in tables]) for i in (0, 1))
-    return FeatureTable(features, labels, ids if all(has_ids) else None)
+    return FeatureTable(features, labels, ids if all(has_ids) else None, tables[0].columns)
+
+
+def _refuse_repeated(parts: list[Part], tables: list[FeatureTable]) -> None:
+    """Raise UserError for the first id that two files have."""
+    seen: dict[Hashable, str] = {}
+    for part, table in zip(parts, tables, strict=True):
+        for row, name in enumerate(table.ids or []):
+            place = f"row {row} of {part.path}"
+            if name in seen:
+                raise UserError(f"The id {name!r} is on {seen[name]} and on {place}: ids must be unique.")
+            seen[name] = place
 
 
 def filter_on_ray(
@@ -90,7 +111,7 @@ def filter_on_ray(
     # sorting needs no actors that hold cores for as long as the shuffle lasts: it works on a cluster of two cores
     context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     items = [{"path": str(part.path.absolute()), "first_row": part.first_row} for part in parts]
-    read = _reader(choice, _width(parts[0], choice))
+    read = _reader(choice, _layout(parts[0].path, read_features(parts[0].path, **choice._asdict())))
     score = _scorer(sample_filter.get_params())
     scores = (
         ray.data.from_items(items, override_num_blocks=len(items))
@@ -117,13 +138,12 @@ def _reason(error: Exception) -> str:
     return own[-1].partition("UserError: ")[2] if own else (lines or ["unknown"])[-1]
 
 
-def _reader(choice: Choice, width: int) -> Callable[[dict[str, NDArray[Any]]], dict[str, Any]]:
+def _reader(choice: Choice, layout: Layout) -> Callable[[dict[str, NDArray[Any]]], dict[str, Any]]:
     """Return a task that reads one file: features, labels and rows."""
 
     def read(batch: dict[str, NDArray[Any]]) -> dict[str, Any]:
         path, first = Path(str(batch["path"][0])), int(batch["first_row"][0])
-        table = read_features(path, **choice._asdict())
-        _check_width(path, table.features, width)
+        table = _aligned(path, read_features(path, **choice._asdict()), layout)
         n = len(table.features)
         columns = {"row": np.arange(first, first + n), "label": _plain_labels(path, table.labels)}
         ids = {} if table.ids is None else {"id": np.array([str(own) for own in table.ids])}
@@ -161,11 +181,27 @@ def _plain_labels(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
     return np.array(labels.tolist())
 
 
-def _width(part: Part, choice: Choice) -> int:
-    """Return the number of features of a file."""
-    return int(read_features(part.path, **choice._asdict()).features.shape[1])
+def _layout(path: Path, table: FeatureTable) -> Layout:
+    return Layout(path, table.columns or [], table.features.shape[1])
 
 
-def _check_width(path: Path, features: NDArray[Any], width: int) -> None:
-    if features.shape[1] != width:
-        raise UserError(f"{path} has {features.shape[1]} features, but the first file has {width}.")
+def _aligned(path: Path, table: FeatureTable, first: Layout) -> FeatureTable:
+    """Return a table with its features in the order of the first file; UserError if they are others."""
+    columns = table.columns or []
+    known, own = set(first.columns), set(columns)
+    for name in first.columns:
+        if name not in own:
+            raise UserError(f"{path} has no column of features {name!r}, but {first.path} has: give both one name.")
+    for name in columns:
+        if name not in known:
+            raise UserError(
+                f"{path} has a column of features {name!r}, but {first.path} has none: name those of all files with "
+                "--columns."
+            )
+    width = table.features.shape[1]
+    if width != first.width:  # of lists
+        raise UserError(f"{path} has {width} features, but {first.path} has {first.width}.")
+    if columns == first.columns:
+        return table
+    place = {name: i for i, name in enumerate(columns)}
+    return table._replace(features=table.features[:, [place[name] for name in first.columns]], columns=first.columns)

@@ -57,7 +57,12 @@ class NoiseTable(NamedTuple):
 
 
 def noise_rates(features: NDArray[Any], labels: Whole, n_classes: int) -> tuple[NoiseRate, list[NoiseRate]]:
-    """Return the noise rate overall and by label, for features (n, d) and given labels int64 (n,) below `n_classes`."""
+    """Return the noise rate overall and by label, for features (n, d) and given labels int64 (n,) below `n_classes`.
+
+    It is unknown if all samples have one label, which leaves no other one to vote for.
+    """
+    if len(np.unique(labels)) < 2:
+        return wilson(0, 0), [wilson(0, 0)] * n_classes
     counts = confident_counts(votes(features, labels, n_classes), labels)
     by_label = [wilson(int(row.sum() - row[c]), int(row.sum())) for c, row in enumerate(counts)]
     given = np.bincount(labels, minlength=n_classes)

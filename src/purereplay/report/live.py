@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -369,7 +370,8 @@ def _as_jsonl(answers: Iterable[tuple[Prediction, Tensor]], labels: list[str]) -
     for answer, probabilities in answers:
         by_label = dict(zip(labels, (round(p, 6) for p in probabilities.tolist()), strict=True))
         best = labels[int(probabilities.argmax())]
-        line = {"image": str(answer.path), "label": best, "probability": by_label[best], "probabilities": by_label}
+        path = os.fsencode(answer.path).decode("utf-8", "surrogateescape")  # whatever the locale calls its bytes
+        line = {"image": path, "label": best, "probability": by_label[best], "probabilities": by_label}
         sys.stdout.write(json.dumps(line) + "\n")
 
 

@@ -31,14 +31,14 @@ def _list_of(part: object, n: int) -> list[object]:
 def bytes_of(values: list[object]) -> NDArray[np.uint8]:
     """Return whole numbers from 0 to 255 as an array; ValueError if there is any other value."""
     if not all(type(value) is int and 0 <= value <= 255 for value in values):
-        raise ValueError("a value is no whole number from 0 to 255")
+        raise ValueError("a value is not a whole number from 0 to 255")
     return np.array(values, np.uint8)
 
 
 def floats_of(values: list[object]) -> NDArray[np.float32]:
     """Return numbers as an array, infinite if they are too large for it; ValueError if there is any other value."""
     if not all(type(value) is int or type(value) is float for value in values):
-        raise ValueError("a value is no number")
+        raise ValueError("a value is not a number")
     try:
         with np.errstate(over="ignore"):
             return np.array(values, np.float64).astype(np.float32)

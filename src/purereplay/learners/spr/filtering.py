@@ -18,6 +18,7 @@ from torch import Tensor
 from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer
 from purereplay.nets.inference import embed
 from purereplay.nets.jobs import Asks, Contrastive, ContrastiveJob
+from purereplay.nets.lockstep import diverged
 from purereplay.nets.networks import Network, State, network_input
 from purereplay.purify.aum import AreaUnderMargin
 from purereplay.purify.directions import concatenate_features, main_directions
@@ -140,6 +141,8 @@ class BufferFilter:
             embed(self.network, t.state, b.batch.images, penultimate=penultimate)
             for b, t in zip(buffers, trained, strict=True)
         ]
+        if not all(bool(own.isfinite().all()) for own in features):  # a loss is that before the last step
+            raise diverged("expert")
         return features, [t.loss for t in trained]
 
     def _self_centered(
