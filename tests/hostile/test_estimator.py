@@ -3,6 +3,7 @@
 import copy
 import decimal
 import pickle
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ from purereplay import SelfPurifiedClassifier
 from purereplay.data.columns import check_feature_names, feature_names
 from purereplay.data.labels import is_missing
 from purereplay.errors import InputError, InputTypeError, UserError
+from purereplay.nets.inference import Classifier
 from purereplay.purify.filter import SelfCenteredFilter
 
 TINY = {
@@ -262,6 +264,23 @@ def test_classes_that_are_announced_without_samples_are_kept(tmp_path, learner):
     one.partial_fit(X, Y, classes=["y"]).flush()
     assert len(one.suspects()) == 40 and one.predict_proba(X).shape == (20, 7)
     assert new().partial_fit(X[:0], [], classes=["p"]).fit(X, Y).classes_.tolist() == ["a", "b"]
+
+
+# ------------------------------------------------------------------ collapsed networks
+
+
+@pytest.mark.parametrize("learner", ["spr", "pure-replay"])
+@pytest.mark.parametrize(("rare", "collapses", "warns"), [(20, True, True), (20, False, False), (2, True, False)])
+def test_a_classifier_that_predicts_one_label_is_named(monkeypatch, caplog, learner, rare, collapses, warns):
+    """As after training with a learning rate of 100: every prediction the same, with probability 1."""
+    monkeypatch.setattr(Classifier, "predict", lambda _, images: torch.arange(len(images)) % (1 if collapses else 2))
+    settings = TINY["settings"] | {"filter": "none"}
+    one = SelfPurifiedClassifier(learner=learner, **TINY | {"purified_size": 40, "settings": settings})
+    one.fit(np.concatenate([X, X]), ["a"] * (40 - rare) + ["b"] * rare).predict(X)
+    said = [record.getMessage() for record in caplog.records]
+    assert bool(said) == warns
+    if warns:
+        assert re.search("predicts one label for all .. samples in P, which have 2 labels: its training coll", said[0])
 
 
 # ------------------------------------------------------------------ single calls

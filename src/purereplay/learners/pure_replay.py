@@ -37,7 +37,7 @@ from purereplay.learners.settings import DataFacts, preset_values, setting
 from purereplay.learners.spr.buffers import FullBuffer, ScoredBuffer
 from purereplay.learners.spr.build import count_steps as count_spr_steps
 from purereplay.learners.spr.build import spr_arguments
-from purereplay.learners.spr.learner import SPR
+from purereplay.learners.spr.learner import SPR, warn_if_collapsed
 from purereplay.learners.spr.settings import SprSettings
 from purereplay.nets.engine import Engine
 from purereplay.nets.inference import UNLIKELY, Classifier, embed, linear_probe
@@ -345,6 +345,7 @@ class PureReplay(SPR):
             return (yield from super().classify())
         if self._classifier is None:
             self._classifier = self._by_layer(self.n_classes) if self.how_to_classify == "layer" else self._by_probe()
+            warn_if_collapsed(self._classifier, self.held())
         return self._classifier
 
     def _by_layer(self, n_outputs: int) -> Classifier:

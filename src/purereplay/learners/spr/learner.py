@@ -8,6 +8,7 @@ labels on D ∪ P. The queue records every finished step, so the state is always
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
@@ -31,6 +32,10 @@ from purereplay.nets.networks import Head, Network, State, part
 from purereplay.purify.self_centered import select
 
 _COUNTS = ("n_queued", "n_done", "n_replays", "task_ended")
+_LEAST_COLLAPSED = 20  # samples in P below which one prediction for all says nothing about the training
+_LARGEST_SHARE = 0.9  # of a label in P above which such predictions are no surprise
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +264,7 @@ class SPR(Learner[FilterReport]):
                 [trained] = yield [job]
                 state = trained.state
             self._classifier = Classifier(network, state, self.delayed.image_shape, self.delayed.dtype)
+            warn_if_collapsed(self._classifier, purified)
         return self._classifier
 
     # ---------------------------------------------------------------- memory between calls
@@ -322,3 +328,20 @@ class SPR(Learner[FilterReport]):
 
     def _seed(self, purpose: str, number: int = 0) -> int:
         return derive_seed(self.seed, purpose, 0 if self.reseed else number)
+
+
+def warn_if_collapsed(classifier: Classifier, purified: Batch) -> None:
+    """Log a warning if a classifier predicts one label for all of P, which has several."""
+    if purified.n < _LEAST_COLLAPSED:
+        return
+    counts = torch.bincount(purified.labels)
+    if int(counts.max()) > _LARGEST_SHARE * purified.n:
+        return
+    predicted = classifier.predict(purified.images)
+    if bool((predicted == predicted[0]).all()):
+        log.warning(
+            "The classifier predicts one label for all %s samples in P, which have %s labels: its training collapsed; "
+            "lower the learning rates, or train for more epochs.",
+            f"{purified.n:,}",
+            int((counts > 0).sum()),
+        )
