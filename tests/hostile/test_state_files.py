@@ -614,7 +614,7 @@ def test_an_image_that_appears_in_the_state_folder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["finetune_lr", "lr"])
-@pytest.mark.parametrize("value", ["1e30", "1.1"])
+@pytest.mark.parametrize("value", ["1e15", "1.1"])
 def test_a_state_with_a_learning_rate_that_diverges_was_created(tmp_path, name, value):
     sentence = f"The setting {name} must be at most 1 in a state, not {value.replace('e', 'e.')}"
     with (

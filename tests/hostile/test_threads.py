@@ -261,7 +261,7 @@ def test_a_turn_that_is_interrupted_while_it_waits_lets_nobody_in_early():
 
 
 def test_a_failed_first_fit_in_another_thread_leaves_the_classifier_unfitted():
-    one = SelfPurifiedClassifier(learner="spr", **(TINY | {"settings": {**TINY["settings"], "lr": 1e30}}))
+    one = SelfPurifiedClassifier(learner="spr", **(TINY | {"settings": {**TINY["settings"], "lr": 1e15}}))
     with pytest.raises(UserError, match="diverged"):
         one.fit(*piece(7, 40))
     assert not one.__sklearn_is_fitted__() and not hasattr(one, "classes_")

@@ -141,7 +141,7 @@ def test_a_label_that_no_sample_had_is_told(photos, cli, tmp_path):
     assert "new labels (check the spelling): aa\n" in cli("learn", photos, *options).out
     (tmp_path / "fixes.csv").write_text("id,label\na/0.png,b\nb/2.png,ab\n")
     done = cli("correct", tmp_path / "fixes.csv", *options)
-    assert "labels corrected: 2" in done.out and "no sample had before: ab\n" in done.out
+    assert "labels corrected: 2" in done.out and "new labels (check the spelling): ab\n" in done.out
 
 
 def test_lists(photos, cli):

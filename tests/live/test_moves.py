@@ -134,12 +134,12 @@ def test_a_dry_run_of_items_without_a_usable_image(tmp_path):
         session.take(items(0, 2))
     path.write_text("".join(json.dumps(line | {"id": name}) + "\n" for name in "ab"))
     found = plan(str(path), state, Wanted())
-    assert (found.n_items, found.n_unusable, found.seconds, found.labels) == (2, 2, None, {})
+    assert (found.n_items, len(found.refused), found.seconds, found.labels) == (2, 2, None, {})
     image = base64.b64encode(png(picture(99))).decode()
     lines = [line | {"id": str(n), "image": image, "label": "cat" if n >= CHUNK else ""} for n in range(CHUNK + 1)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = plan(str(path), state, Wanted())
-    assert (found.n_items, found.n_unusable, found.seconds) == (CHUNK + 1, CHUNK, None)
+    assert (found.n_items, len(found.refused), found.seconds) == (CHUNK + 1, CHUNK, None)
 
 
 def test_a_copy_is_a_second_sample(photos, state):

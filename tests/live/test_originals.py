@@ -63,7 +63,7 @@ def test_a_file_that_is_gone_or_changed_is_not_shown(state, photos):
     (photos / "cat/00.jpg").unlink()
     photo(99).save(photos / "cat/02.jpg")
     (photos / "cat/04.jpg").write_bytes(b"no image")
-    for name, why in {"00": "No such file", "02": "was changed", "04": "is not an image"}.items():
+    for name, why in {"00": "the file was not found in", "02": "was changed", "04": "is not an image"}.items():
         found = shown(state, f"cat/{name}.jpg")
         assert max(found.pixels.shape) <= 64 and "copy in the state, 64 × 48 pixels" in found.note and why in found.note
 

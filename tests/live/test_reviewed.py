@@ -184,7 +184,7 @@ def test_correct_records_for_a_process_that_holds_the_state(state, tmp_path, cli
     with tiny(state) as session:
         done = cli("correct", "--state", state, tmp_path / "fixes.csv", "--device", "cpu")
         assert done.code == 2 and "labels recorded: 2; the process" in done.out
-        assert "no sample had before: lable 1\n" in done.out
+        assert "new labels (check the spelling): lable 1\n" in done.out
         assert "1 of 3 corrections were refused" in done.err and corrections(state) == {}
         assert Reviewed(session).absorb() == 2
     assert corrections(state) == {"s3": "label 1", "s4": "lable 1"}

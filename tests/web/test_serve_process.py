@@ -49,7 +49,7 @@ def test_samples_teach_a_classifier_that_takes_over_and_survive_kills(state):
         wait_until(lambda: server.ask("/health")[0] == 200)
         server.ask("/learn", {"samples": [sample(i) for i in range(34, 40)]})
         wait_until(lambda: server.status()["state"]["samples"] == 40)
-        assert "Every sample that it acknowledged is on the disk" in server.end()
+        assert "Every acknowledged sample is on disk" in server.end()
         assert server.process.returncode == 0
         wait_until(lambda: not _runs(trainer))
         assert n_stored(state) == 40
@@ -77,7 +77,7 @@ def test_ctrl_c_and_sigterm_end_the_server_in_the_same_way(state, how):
     try:
         trainer = _trainer_of(server)
         assert server.ask("/learn", {"samples": [sample(20)]})[0] == 202
-        assert "The server has stopped. Every sample that it acknowledged is on the disk." in server.end(how)
+        assert "The server has stopped. Every acknowledged sample is on disk." in server.end(how)
         assert server.process.returncode == 0
         assert not _runs(trainer)
         with tiny(state) as session:  # the lock is free
