@@ -34,6 +34,11 @@ def your_data(monkeypatch):
     return loaded("your_data", monkeypatch)
 
 
+def test_rare_labels_are_beside_usual_ones(monkeypatch):
+    found = loaded("rare_labels", monkeypatch).measure(60, 2, 3, seed=0)
+    assert found["wrong"] > 0 and 0 <= found["wrong_rejected"] <= found["wrong"] and len(found["noise"]) == 3
+
+
 @pytest.mark.long
 def test_the_demo_is_timed_by_phase(speed, monkeypatch):
     resolve = speed.resolve
