@@ -1,4 +1,4 @@
-"""How well wrong labels are found beside many labels of a few samples each.
+"""Wrong labels that are found in data with many rare labels, of a few samples each.
 
     python benchmarks/rare_labels.py --code "$(git rev-parse --short HEAD)" --out results/live/rare-labels.jsonl
 

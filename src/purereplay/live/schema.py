@@ -143,7 +143,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file; 0 if there is none."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:

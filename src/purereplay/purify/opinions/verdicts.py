@@ -108,7 +108,7 @@ def judge_labels(
             watch(f"opinions: {name}", done, _ROUNDS * len(kinds))
         done += 1
 
-    def in_pool(number: int, part: Mask, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
+    def in_pool(number: int, part: Mask | slice, weights: Real, noise: Real | None) -> tuple[Fit, Real]:
         """Fit members and pool on some samples; returns the pooled opinion on them, of the labels that they have."""
         own = derive_seed(seed, "round", number)
         own_present, own_numbers = np.unique(codes[part], return_inverse=True)
@@ -121,15 +121,15 @@ def judge_labels(
         return fit, fit.pool.probabilities(scores)
 
     common = _of_common_labels(numbers, k)
-    first, pooled = in_pool(0, common, np.ones(n), None)
+    everything = slice(None)  # needs no copy of the features
+    first, pooled = in_pool(0, everything if common.all() else common, np.ones(n), None)
     rate, noise = _widened_noise(first.noise, numbers, common, k)
+    classes, of_common = np.unique(numbers[common], return_inverse=True)
     told = np.zeros((n, k))
-    told[np.ix_(common, np.unique(numbers[common]))] = posterior(
-        pooled, first.noise, np.unique(numbers[common], return_inverse=True)[1], believed[common]
-    )
+    told[np.ix_(common, classes)] = posterior(pooled, first.noise, of_common, believed[common])
     own_chance = np.where(common, told[np.arange(n), numbers], 1 - rate)
     weights = np.where(believed, 1.0, np.maximum(own_chance, _LEAST_WEIGHT))
-    second, pooled = in_pool(1, np.ones(n, dtype=bool), weights, noise)
+    second, pooled = in_pool(1, everything, weights, noise)
     after = posterior(pooled, noise, numbers, believed)
     told[~common] = after[~common]
     if watch:
@@ -160,7 +160,7 @@ def _of_common_labels(numbers: Whole, k: int) -> Mask:
 def _widened_noise(noise: Real, numbers: Whole, common: Mask, k: int) -> tuple[float, Real]:
     """Return the noise rate, and the noise matrix of all k labels from that of the common ones.
 
-    A wrong label is a rare one as often as its number of samples says.
+    A wrong label is assumed to be a rare one in proportion to the number of samples with it.
     """
     sizes = np.bincount(numbers, minlength=k) / len(numbers)
     classes = np.unique(numbers[common])
